@@ -70,7 +70,7 @@ _ELSEWHERE = {
         *("def multiply", "class Counter", "def polite_turns", "class NoSecondTime"),
     ),
     ("docs/start.md", "tests.docs_site.test_own_script"): ("# train.py",),
-    ("docs/pipelines.md", "tests.trainer.pipelines.page"): (
+    ("docs/pipelines.md", "tests.trainer.support"): (
         *("class Curriculum", "class DropsSolved", "class Decayed", "class PerCompletion"),
     ),
 }
@@ -120,7 +120,7 @@ COMPILED: dict[tuple[str, str], str] = {
     (
         "docs/pipelines.md",
         "record_steps(MyEnvironment)",
-    ): "needs an environment; tests/trainer/pipelines/test_environments.py trains with one",
+    ): "needs an environment; tests/trainer/pipelines/test_agents_page.py trains with one",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
     ("docs/launching.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
     ("docs/report.md", "found = compare("): "needs runs; tests/history/compare makes some",

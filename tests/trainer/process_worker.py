@@ -245,7 +245,7 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if hostile == "loss":
         trainer_class, job["loss_aggregation"] = DoubledExtTrainer, "prompt_mean"
     elif hostile is not None:
-        job |= hostile_settings(hostile, model)
+        job |= hostile_settings(hostile)
     try:
         run = train(model, folder, trainer_class, **job)
     except (TRLGRPOExtError, KeyboardInterrupt) as error:

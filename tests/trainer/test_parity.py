@@ -44,13 +44,6 @@ def test_the_gradient_is_trls(tiny_model: Path, tmp_path: Path, monkeypatch: pyt
     assert loss < (1e-9 if cell.ours == "aggregation" else 1e-6), cell  # transformers adds losses in float32
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_the_same_with_trls_own_forward_pass(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    cell = next(cell for cell in BY_STRENGTH[2] if cell.loss_type == loss_type)
-    assert max(parity_grid.gaps(tiny_model, tmp_path, Cell(loss_type, cell.on, cell.correction_mode))) < TOLERANCE
-
-
 def test_any_two_or_three_of_loss_type_settings_and_ours_meet() -> None:
     for strength, cells in BY_STRENGTH.items():
         assert {found for cell in cells for found in parity_grid.interactions(cell, strength)} == {
@@ -136,26 +129,6 @@ def test_parity_of_aggregations_with_loss_types(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("trained_with", "aggregation", "evaluated_with"),
-    [("dapo", "token_mean", "dapo"), ("bnpo", "token_mean_local", "bnpo"), ("dapo", "seq_mean_token_sum", "luspo")],
-)
-def test_evaluated_loss(
-    tiny_model: Path, tmp_path: Path, trained_with: str, aggregation: str, evaluated_with: str
-) -> None:
-    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "beta": 0.04, "entropy_coef": 0.05}
-    # What training divides by and evaluation does not.
-    settings |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    settings |= {"max_steps": 1, "eval_dataset": prompts(2)}
-    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, loss_type=evaluated_with, **settings)
-    chosen = {"loss_type": trained_with, "loss_aggregation": aggregation}
-    ours = train(tiny_model, tmp_path / "ext", **chosen, **settings)
-    losses = [next(log["eval_loss"] for log in run.logs if "eval_loss" in log) for run in (ours, theirs)]
-    assert abs(losses[1]) > 1e-2
-    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE, abs=TOLERANCE)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["bnpo", "grpo"])  # one aggregation by `reduce`, one by `weights`
 def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, tmp_path: Path, loss_type: str) -> None:
     # Two micro-batches, over which TRL averages the auxiliary loss. float32: torch has no grouped product of doubles.
@@ -227,3 +200,23 @@ def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: Mapp
         compact = trained(tiny_model, tmp_path / f"compact{number}", GRPOExtTrainer, lora, **mode, **selected)
         assert gap(compact, exact) < 1.5 * noise
         assert 0 < gap(compact, theirs) < 2 * noise, "two errors of one size, in other directions"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trained_with", "aggregation", "evaluated_with"),
+    [("dapo", "token_mean", "dapo"), ("bnpo", "token_mean_local", "bnpo"), ("dapo", "seq_mean_token_sum", "luspo")],
+)
+def test_evaluated_loss(
+    tiny_model: Path, tmp_path: Path, trained_with: str, aggregation: str, evaluated_with: str
+) -> None:
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "beta": 0.04, "entropy_coef": 0.05}
+    # What training divides by and evaluation does not.
+    settings |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    settings |= {"max_steps": 1, "eval_dataset": prompts(2)}
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, loss_type=evaluated_with, **settings)
+    chosen = {"loss_type": trained_with, "loss_aggregation": aggregation}
+    ours = train(tiny_model, tmp_path / "ext", **chosen, **settings)
+    losses = [next(log["eval_loss"] for log in run.logs if "eval_loss" in log) for run in (ours, theirs)]
+    assert abs(losses[1]) > 1e-2
+    assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE, abs=TOLERANCE)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import GRPOConfig, TrlParser
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
+from trl_grpo_ext.errors import ConfigurationError
 
 Selected = tuple[Any, Any, Any]
 """Rewards, advantage hooks, loss aggregation."""
@@ -93,26 +93,6 @@ def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp
         assert trainer.reward_func_names == [*names, "think_format"]
 
 
-@pytest.mark.slow
-def test_selection_and_reward_processing_classes(tiny_model: Path, tmp_path: Path) -> None:
-    # A reward model is what processing classes are for: two of the three functions have none.
-    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    own = AutoTokenizer.from_pretrained(tiny_model)
-    for given in ([None, own], [None, None]):
-        run = train(
-            tiny_model,
-            tmp_path,
-            reward_funcs=[length_reward, reward_model],
-            rewards=[{"name": "think_format", "weight": 0.5}],
-            trainer_arguments={"reward_processing_classes": given},
-            max_steps=1,
-        )
-        classes = run.trainer.reward_processing_classes
-        assert classes[0] is classes[2] is None is not classes[1]
-        assert classes[1] is own or given[1] is None
-        assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.5]
-
-
 def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, GRPOConfig, max_steps=1)
     trainer = GRPOExtTrainer(
@@ -152,3 +132,9 @@ def test_resume_of_the_command_line_is_no_folder(tmp_path: Path) -> None:
     assert parsed(tmp_path, "--resume_from_checkpoint", "False").resume_from_checkpoint is None
     assert parsed(tmp_path, "--resume_from_checkpoint", "out/true").resume_from_checkpoint == "out/true"
     assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
+
+
+def test_settings_of_compact_updates(tmp_path: Path) -> None:
+    assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
+    with pytest.raises(ConfigurationError, match="share_prompts needs compact_updates: exact"):
+        arguments(tmp_path, share_prompts=True)

@@ -58,10 +58,7 @@ class LogpsForHooks:
 
     def check_images(self, has_images: bool) -> None:
         if self._loaded and has_images:
-            raise ConfigurationError(
-                f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
-                'that sees them is the policy itself ("policy" or "reference"); or remove the hook.'
-            )
+            raise ConfigurationError(f"The teacher {next(iter(self._loaded))!r} sees no images. Remove its hook.")
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
@@ -101,16 +98,10 @@ class LogpsForHooks:
         prompts: list[Any] = [row.get(column) for row in inputs]
         if not all(prompts):
             row = [*map(bool, prompts)].index(False)
-            raise ConfigurationError(
-                f"The advantage hook {hook!r} shows its teacher the column {column!r}, which row {row} "
-                f"lacks; the columns are {sorted(inputs[0])}. Write a prompt into each row, a text or messages."
-            )
-        contents = [m["content"] for prompt in prompts if not isinstance(prompt, str) for m in prompt]
-        blocks = [block for content in contents if not isinstance(content, str) for block in content or ()]
-        if batch.get("pixel_values") is not None or any(block.get("type") == "image" for block in blocks):
-            raise ConfigurationError(
-                f"The advantage hook {hook!r} shows its teacher other prompts, but not with images."
-            )
+            what = f"shows its teacher the column {column!r}, which row {row} lacks"
+            raise ConfigurationError(f"The advantage hook {hook!r} {what}; the columns are {sorted(inputs[0])}.")
+        if batch.get("pixel_values") is not None:
+            raise ConfigurationError(f"The advantage hook {hook!r} shows its teacher other prompts: not with images.")
         tokens = acting.prompt_tokens(self._trainer, prompts)
         width = max(map(len, tokens))
         ids = [[self._pad] * (width - len(row)) + list(row) for row in tokens]
@@ -178,25 +169,16 @@ def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
     needs, label = declared.needs, f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
-        raise ConfigurationError(
-            f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
-            "on_forward, or list old_entropies, those of the policy that generated."
-        )
+        raise ConfigurationError(f"{label} needs entropies but has only on_rollout. List old_entropies.")
     if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
-        raise ConfigurationError(
-            f"{label} acts on how far the policy has moved since it generated, but each generation batch feeds one "
-            f"optimizer step ({one_update}). Raise num_iterations or steps_per_generation, or take it out."
-        )
+        what = f"acts on how far the policy has moved, but each batch feeds one optimizer step ({one_update})"
+        raise ConfigurationError(f"{label} {what}. Raise num_iterations or steps_per_generation.")
     if "sampling_logps" in needs and not trainer.use_vllm and trainer.rollout_func is None:
-        raise ConfigurationError(
-            f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
-            "use_vllm: true, or use one that takes old_logps."
-        )
+        what = "needs the sampler's log-probabilities, which only vLLM and a rollout_func provide"
+        raise ConfigurationError(f"{label} {what}. Set use_vllm: true, or use one that takes old_logps.")
     if needs_reference(hook) and reading.reference_of(trainer) is None:
-        raise ConfigurationError(
-            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter. Set beta above 0, train "
-            "an adapter (use_peft: true), or name a model where a hook takes one (`reference`, `teacher`)."
-        )
+        what = "needs a reference policy, but beta is 0.0 and the model has no adapter"
+        raise ConfigurationError(f"{label} {what}. Set one of them, or name a model where it takes one (`teacher`).")
     if "offsets" in needs:
         check_alignment(tokenizer)
 

@@ -76,11 +76,9 @@ class OwnLoss:
         differ_B = high_B - low_B > 1e-6 * torch.maximum(high_B.abs(), low_B.abs())
         if bool(differ_B.any()):
             row = int(differ_B.nonzero()[0, 0])
-            raise ConfigurationError(
-                f"The loss of {self._names} takes one advantage for each completion, but the advantage hooks gave the "
-                f"tokens at row {row} {low_B[row].item():.6g} to {high_B[row].item():.6g}. Select hooks that give a "
-                "completion one number, or train with TRL's own loss."
-            )
+            values = f"{low_B[row].item():.6g} to {high_B[row].item():.6g}"
+            what = f"takes one advantage for each completion, but the hooks gave the tokens at row {row} {values}"
+            raise ConfigurationError(f"The loss of {self._names} {what}. Select others.")
         return high_B.masked_fill(~live_B_T.any(1), 0.0)
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:

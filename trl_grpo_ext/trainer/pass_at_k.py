@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from .facts import RunFacts
+from .upstream.reading import RunFacts
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
@@ -62,10 +62,9 @@ class PassAtK:
                 estimates = [estimate_pass_at_k(c, n, k) for c, n in zip(passed_Q, judged_Q, strict=True) if n >= k]
                 found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
                 if left_out := len(judged_Q) - len(estimates):
+                    why = f"{reward} judged fewer than {k} of their {self.group_size} completions"
                     warnings.warn(
-                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out, because {reward} judged "
-                        f"fewer than {k} of their {self.group_size} completions.",
-                        stacklevel=2,
+                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}.", stacklevel=2
                     )
         return found
 
@@ -75,16 +74,11 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     if not settings.pass_at_k:
         return PassAtK((), {}, group_size=1)
     if not evaluates:
-        warnings.warn(
-            "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
-            stacklevel=3,
-        )
+        warnings.warn("pass_at_k has no effect: this run has no eval_dataset to report it of.", stacklevel=3)
     names = facts.reward_names
     if settings.pass_thresholds is None and len(names) != 1:
-        raise ConfigurationError(
-            f"pass_at_k needs to know which reward decides: the run has {', '.join(names)}. Name it, with the least "
-            f"value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
-        )
+        what = f"which reward decides: the run has {', '.join(names)}"
+        raise ConfigurationError(f"pass_at_k needs to know {what}. Say it: pass_thresholds: {{{names[0]}: 1.0}}.")
     thresholds = settings.pass_thresholds or {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
         raise ConfigurationError(

@@ -198,8 +198,8 @@ def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
         ranks=1, rank=0, accumulation=2, rows_per_pass=4, pad_id=0, device=torch.device("cpu"), gather=lambda t: t
     )
     return CompactUpdates(
-        Freedom(sort=True, drop=True, any_count=True),
-        facts,
+        freedom=Freedom(sort=True, drop=True, any_count=True),
+        facts=facts,
         loss_type=None,
         packing=packing_of(model, loss, share=True, compiled=False, overridden=False),
         policy=lambda: (trls_logps, model),

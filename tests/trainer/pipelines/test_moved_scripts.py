@@ -1,4 +1,4 @@
-"""Scripts in the form of TRL's examples for images, agents and environments, moved to our trainer by two imports."""
+"""Scripts in the form of TRL's examples for agents and environments, moved to our trainer by two imports."""
 
 import ast
 import random
@@ -9,10 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests import tiny_vision
-from tests.trainer.pictured import saved
-from tests.trainer.pipelines.test_tools import TEMPERATURE, call
-from tests.trainer.pipelines.tool_model import RESPONSE, START, biases
+from tests.trainer.support import RESPONSE, START, TEMPERATURE, biases, call
 
 TWO_IMPORTS = """
 from trl_grpo_ext import GRPOExtConfig as GRPOConfig
@@ -33,29 +30,6 @@ SETTINGS = {
     "seed": 3,
 }
 
-IMAGES = """
-from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
-from trl.rewards import think_format_reward
-
-dataset = pictures(4).map(lambda row: {"solution": str(row["answer"])})
-
-
-def length_reward(completions, solution, image, **kwargs):
-    sizes = [picture.size[0] for picture in image]
-    return [len(c[0]["content"]) / size + int(right) for c, size, right in zip(completions, sizes, solution)]
-
-
-trainer = GRPOTrainer(
-    model=model,
-    args=GRPOConfig(**settings, max_completion_length=8),
-    reward_funcs=[length_reward, think_format_reward],
-    train_dataset=dataset,
-    processing_class=processor,
-    peft_config=LoraConfig(target_modules=["q_proj", "v_proj"]),
-)
-trainer.train()
-"""
 
 AGENT = '''
 import sqlite3
@@ -100,60 +74,6 @@ trainer = GRPOTrainer(
 trainer.train()
 '''
 
-GAME = '''
-import random
-
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
-
-class Lamp:
-    def reset(self, **kwargs) -> str:
-        self.bulbs = [random.random() < 0.5 for _ in range(3)]
-        self.reward = 0.0
-        self.done = False
-        return f" bulbs={self.bulbs}"
-
-    def switch(self, bulb: int) -> str:
-        """
-        Switch a bulb.
-
-        Args:
-            bulb: Its number, from 0 to 2.
-
-        Returns:
-            The bulbs after it.
-        """
-        if self.done:
-            raise ValueError("Game over.")
-        self.bulbs[bulb] = not self.bulbs[bulb]
-        self.reward = float(sum(self.bulbs))
-        self.done = all(self.bulbs)
-        return f"bulbs={self.bulbs} done={self.done}"
-
-
-def reward_func(environments, **kwargs):
-    return [env.reward for env in environments]
-
-
-def main() -> None:
-    global trainer
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Light all."}] for _ in range(8)]})
-    trainer = GRPOTrainer(
-        model=model,
-        train_dataset=dataset,
-        reward_funcs=reward_func,
-        args=GRPOConfig(**settings),
-        environment_factory=Lamp,
-        processing_class=processor,
-    )
-    trainer.train()
-
-
-if __name__ == "__main__":
-    main()
-'''
-
 
 def ran(source: str, names: dict[str, Any]) -> Any:
     random.seed(1)
@@ -174,23 +94,18 @@ def moved(source: str) -> str:
 @pytest.mark.parametrize(
     ("source", "writes"),
     [
-        (IMAGES, None),
         (AGENT, [call("query", sql="SELECT eggs FROM birds"), call("query", sql="SELECT"), "*yes*", "*no*"]),
-        (GAME, [call("switch", bulb=bulb) for bulb in (0, 1, 2, 7)] + ["done"]),
     ],
-    ids=["images", "agent", "game"],
+    ids=["agent"],
 )
-def test_same_numbers(source: str, writes: list[str] | None, tool_model: Path, tmp_path: Path) -> None:
+def test_same_numbers(source: str, writes: list[str], tool_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {**SETTINGS, "output_dir": str(tmp_path)}
-    if writes is None:
-        model, processor = saved("llava")
-    else:
-        model, processor = tool_model, AutoTokenizer.from_pretrained(tool_model)
-        processor.response_template = RESPONSE
-        bias = biases(processor, {f"{START}assistant\n": writes})
-        settings |= {"generation_kwargs": {"sequence_bias": bias}, "temperature": TEMPERATURE}
-        settings |= {"max_completion_length": 250, "max_tool_calling_iterations": 3}
-    names = {"model": str(model), "processor": processor, "settings": settings, "pictures": tiny_vision.pictures}
+    processor = AutoTokenizer.from_pretrained(tool_model)
+    processor.response_template = RESPONSE
+    bias = biases(processor, {f"{START}assistant\n": writes})
+    settings |= {"generation_kwargs": {"sequence_bias": bias}, "temperature": TEMPERATURE}
+    settings |= {"max_completion_length": 250, "max_tool_calling_iterations": 3}
+    names = {"model": str(tool_model), "processor": processor, "settings": settings}
     theirs, ours = ran(source, names), ran(moved(source), names)
     assert [type(trainer).__name__ for trainer in (theirs, ours)] == ["GRPOTrainer", "GRPOExtTrainer"]
     assert any(log.get("reward_std") for log in theirs.state.log_history)

@@ -240,7 +240,7 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
         if isinstance(node, ast.Attribute)
         and (
             (isinstance(node.value, ast.Name) and node.value.id in ("self", "trl", "trainer"))
-            or (isinstance(node.value, ast.Attribute) and node.value.attr in ("_trl", "_trainer"))
+            or (isinstance(node.value, ast.Attribute) and node.value.attr in ("trainer", "_trainer"))
         )
     }
     used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}

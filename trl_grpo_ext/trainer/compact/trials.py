@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UpstreamError, is_out_of_memory
-from ..facts import RunFacts
 from ..upstream.images import NO_IMAGES, Images
+from ..upstream.reading import RunFacts
 from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
@@ -204,24 +204,12 @@ class Trials:
                 self._find(replace(self.exact, packed=False), wrong or f"log-probabilities differ by {gap:.2g}, {by}")
 
     def _try_gradients(self, trial: _Trial, *, pack: bool) -> None:
-        elsewhere, packed, wrong = trial.gradients(pack=pack)
-        if elsewhere.differs:
-            where = f"at other places of rows gradients change by {elsewhere}"
+        (elsewhere, places), (packed, gap), wrong = trial.gradients(pack=pack)
+        if not elsewhere <= 1.0:
+            where = f"at other places of rows gradients change by {places:.2g}"
             self._find(replace(self.exact, left=False, packed=False), f"the model's positions are absolute: {where}")
-        elif packed.differs:
-            self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {packed}")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Whether gradients differ; the gap, and the gap after one more rounding, of those that differ most."""
-
-    differs: float = 0.0
-    gap: float = 0.0
-    noise: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.gap:.2g}, by one more rounding {self.noise:.2g}"
+        elif not packed <= 1.0:
+            self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {gap:.2g}")
 
 
 def _shows(tried: Span, span: Span, number: int) -> bool:
@@ -265,7 +253,6 @@ class _Trial:
         if packed is None:  # this rank runs a pass all the same
             return self._values(rows)
         given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
-        given |= rows.images.entries(rows.ids.device)
         values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
         return values
 
@@ -299,11 +286,8 @@ class _Trial:
         why = f"packed rows fail ({wrong})" if wrong else ""
         return self._agree(math.nan if gap is None else gap)[0], why
 
-    def gradients(self, *, pack: bool) -> tuple[Difference, Difference, str]:
-        """How gradients of a random projection differ at other places, and packed, of rows cut short; what went wrong.
-
-        Rows that are not packed do not differ.
-        """
+    def gradients(self, *, pack: bool) -> tuple[Sequence[float], Sequence[float], str]:
+        """How gradients of a random projection differ at other places, and packed; what went wrong."""
         rows = self._rows.cut(SHOWN, SHOWN)
         shift = rows.keep // 4
         moved, rows = rows.moved(shift, self._facts.pad_id), rows.cut(SHOWN, rows.keep - shift)
@@ -317,14 +301,11 @@ class _Trial:
         with _rounded(self._model, rows.ids.size(1)):
             rounded = projected(self._values, rows)
         elsewhere = _worst(projected(self._values, moved), expected, rounded)
-        packed: Difference | None = Difference()
-        wrong = ""
+        packed, wrong = None if pack else (0.0, 0.0), ""
         if pack:
             packed, wrong = _attempt(lambda: _worst(projected(self._packed_values, rows), expected, rounded))
-        own = [*astuple(elsewhere), *astuple(packed or Difference(differs=1.0))]
-        agreed = self._agree(*own)
-        why = f"the gradient of packed rows fails ({wrong})" if wrong else ""
-        return Difference(*agreed[:3]), Difference(*agreed[3:]), why
+        agreed = self._agree(*elsewhere, *(packed or (math.inf, math.inf)))
+        return agreed[:2], agreed[2:], f"the gradient of packed rows fails ({wrong})" if wrong else ""
 
 
 def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
@@ -336,17 +317,15 @@ def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> Difference:
-    """How gradients `(parameters, projections)` differ."""
+def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of gradients `(parameters, projections)`, in units of what is allowed, and relative."""
     if not expected.any():
-        return Difference(1.0, math.nan, math.nan)  # a gradient that is not seen is not compared
-    sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
-    size, gap, noise = sizes
+        return math.inf, math.inf  # a gradient that is not seen is not compared
+    size, gap, noise = (part.square().mean(dim=1).sqrt() for part in (expected, found - expected, rounded - expected))
     limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
-    limit = torch.maximum(limit, GRADIENT_FLOOR * size)
-    worst = int((gap - limit).argmax())
-    scale = float(size[worst]) or float(size.max()) or 1.0
-    return Difference(float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale)
+    excess = (gap / torch.maximum(limit, GRADIENT_FLOOR * size)).nan_to_num(nan=math.inf)
+    worst = int(excess.argmax())
+    return float(excess[worst]), float(gap[worst]) / (float(size[worst]) or float(size.max()))
 
 
 SKETCH = 4
@@ -417,9 +396,8 @@ def numbers_in(config: Any) -> frozenset[int]:
 
     def inside(value: Any) -> Iterator[int]:
         if isinstance(value, dict):
-            for name, entry in value.items():
-                yield from () if str(name).endswith("_token_id") else inside(entry)
-        elif isinstance(value, list | tuple):
+            value = [entry for name, entry in value.items() if not str(name).endswith("_token_id")]
+        if isinstance(value, list | tuple):
             for entry in value:
                 yield from inside(entry)
         elif isinstance(value, int | float) and math.isfinite(value) and value > 1 and value == int(value):

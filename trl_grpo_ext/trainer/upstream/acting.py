@@ -14,8 +14,8 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, pad
 
 from ..batch import whole_rows
-from ..facts import RunFacts
 from . import contract, reading
+from .reading import RunFacts
 
 HEAD_TOKENS = 240  # tokens of which TRL's head makes the logits at a time on a CPU
 

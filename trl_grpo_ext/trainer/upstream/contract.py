@@ -174,20 +174,16 @@ def check_instance(trainer: Any) -> None:
 def check_loss_type(loss_type: str | None) -> None:
     """Check that we know a loss type's reduction; None passes."""
     if loss_type is not None and loss_type not in LOSS_TYPES:
-        raise ConfigurationError(
-            f"loss_type {loss_type!r} cannot take a loss aggregation or a token loss: trl-grpo-ext knows "
-            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation and token_losses."
-        )
+        what = f"loss_type {loss_type!r} takes no aggregation or token loss: trl-grpo-ext knows"
+        raise ConfigurationError(f"{what} {', '.join(sorted(LOSS_TYPES))}.")
 
 
 def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     """A user's classes between our mixin and TRL's trainer, nearest first."""
     order = trainer_class.__mro__
     if GRPOTrainer not in order:
-        raise ConfigurationError(
-            f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
-            f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
-        )
+        what = f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer"
+        raise ConfigurationError(f"{what}. Rewards alone work in any: reward_funcs=load_rewards([...]).")
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
