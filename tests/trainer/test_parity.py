@@ -142,17 +142,6 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, t
     assert theirs.logs[0]["aux_loss"] == ours.logs[0]["aux_loss"] > 0
 
 
-@pytest.mark.slow
-def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path, tmp_path: Path) -> None:
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
-    settings = {"beta": 0.04, "learning_rate": 0.5, "peft_config": adapter}
-    ours, theirs = both(tiny_model, tmp_path, "dapo", "token_mean", **settings)
-    assert theirs.trainer.ref_model is None
-    assert theirs.logs[0]["kl"] == 0 < 0.1 < theirs.logs[1]["kl"]
-    assert all("lora" in name for name in theirs.gradients[0])
-    assert_same(ours, theirs)
-
-
 # In float32 and bfloat16 a sum depends on its order. How far two ways to a gradient may differ is measured: TRL's
 # own gradient in float32 is as far from TRL's in bfloat16 as rounding takes it. An aggregation and what is not selected
 # change nothing, to the bit; compact updates cut the rows differently and are as far from float32 as TRL is.
@@ -220,3 +209,30 @@ def test_evaluated_loss(
     losses = [next(log["eval_loss"] for log in run.logs if "eval_loss" in log) for run in (ours, theirs)]
     assert abs(losses[1]) > 1e-2
     assert losses[0] == pytest.approx(losses[1], rel=TOLERANCE, abs=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["sum_then_normalize", "normalize_then_sum"])
+def test_signal_of_rounding(tiny_model: Path, tmp_path: Path, setting: str) -> None:
+    settings: dict[str, Any] = {
+        "multi_objective_aggregation": setting,
+        "num_generations": 7,
+        "per_device_train_batch_size": 14,
+        "max_steps": 1,
+    }
+
+    def gradient_is_zero(run: Run) -> bool:
+        return not any(bool(gradient.any()) for gradient in run.gradients[0].values())
+
+    def always(value: float) -> Any:
+        return lambda completion_ids, **columns: [value] * len(completion_ids)
+
+    settings["reward_funcs"] = [always(0.3), always(100.1)]
+    alone = train(tiny_model, tmp_path / "alone", **settings)
+    assert not gradient_is_zero(alone)  # TRL's own, where nothing is selected
+    for name, selected in {
+        "weighted": {"loss_aggregation": "token_mean"},
+        "compact": {"compact_updates": "exact"},
+    }.items():
+        run = train(tiny_model, tmp_path / name, **settings, **selected)
+        assert gradient_is_zero(run), name

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from tests.trainer.launch import on_two_ranks
-from trl_grpo_ext import GRPOExtTrainer, load_rewards
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ManifestError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 from trl_grpo_ext.records.manifest import FILE, Manifest
@@ -75,15 +75,6 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
     assert not by_name["length_reward"].selected
     assert all(len(record.source_hash or "") == 64 for record in by_name.values())
     assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
-
-
-@pytest.mark.slow
-def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = made(tiny_model, tmp_path / "run", rewards=load_rewards("think_format"))
-    trainer.save_model(str(tmp_path / "final"))
-    assert names(tmp_path / "final") == ["think_format"]
-    trainer.save_model()
-    assert names(tmp_path / "run") == ["think_format"]
 
 
 @pytest.mark.slow

@@ -90,13 +90,6 @@ def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_sampler_sees_the_verdict_of_a_filter(tiny_model: Path, tmp_path: Path) -> None:
-    sampler = Recorded()
-    sampled(tiny_model, tmp_path, sampler, max_steps=1, resample={"filter": "signal", "max_rounds": 2})
-    assert {outcome.verdict for outcome in sampler.seen[0]} == {True}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -114,18 +107,6 @@ def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: di
         assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items()), step
         metrics = metrics_of(resumed)
         assert metrics == metrics_of(whole)[-len(metrics) :]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resample", [None, {"filter": "signal", "max_rounds": 2}])
-def test_a_resumed_run_is_the_uninterrupted_one(tiny_model: Path, tmp_path: Path, resample: Any) -> None:
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "resample": resample}
-    whole_sampler, resumed_sampler = Recorded(), Recorded()
-    whole = sampled(tiny_model, tmp_path, whole_sampler, **settings)
-    checkpoint = str(tmp_path / "checkpoint-3")
-    resumed = sampled(tiny_model, tmp_path / "resumed", resumed_sampler, resume=checkpoint, **settings)
-    assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())
-    assert whole_sampler.drawn[-len(resumed_sampler.drawn) :] == resumed_sampler.drawn
 
 
 @pytest.mark.slow

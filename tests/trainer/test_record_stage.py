@@ -3,6 +3,7 @@
 What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
-from tests.support import length_reward, prompts, train
+from tests.support import length_reward, prompts, scripted_rollout, train
 from tests.trainer.support import DoubledForward
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
@@ -120,35 +121,53 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
 
 
-@pytest.mark.slow
-def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
-    def outcome(text: str) -> str | None:
-        return None if len(text) < 6 else f"{text[:3]!r}"
-
-    def judge(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-        log_extra("judge_outcome", (outcome(text) for text in completions))  # TRL takes any iterable
-        log_extra("note", ["no outcome"] * len(completions))
-        return [float(len(text)) for text in completions]
-
-    async def later(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-        log_extra("later_outcome", [text[-2:] for text in completions])
-        return [0.0 for _ in completions]
-
-    settings = {"gradient_accumulation_steps": 2, "prompt_count": 8}
-    run(tiny_model, tmp_path, token_records=8, reward_funcs=[judge, later], **settings)
-    for step in (1, 2):
-        rows, texts = records(tmp_path, step), table(tmp_path, step)
-        assert len({row["completion"] for row in rows}) > 4
-        for row in rows:
-            judged = outcome(row["completion"])
-            expected = {"later": row["completion"][-2:]} | ({} if judged is None else {"judge": judged})
-            assert dict(row["outcomes"]) == expected
-        in_table = [value if isinstance(value, str) else None for value in texts["judge_outcome"]]
-        assert in_table == [outcome(text) for text in texts["completion"]]
-        assert set(texts["note"]) == {"no outcome"}
-
-
 def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     for name in COLUMNS:
         assert f"`{name}`" in page, name
+
+
+def test_phases_add_up(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class InTheUpdate:
+        def on_forward(self, advantages: Any, context: Any) -> Any:
+            now[0] += 0.2
+            return advantages
+
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        now[0] += 0.9
+        return length_reward(completion_ids)
+
+    def rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        now[0] += 0.3
+        return scripted_rollout(prompts_, trainer)
+
+    # Two optimizer steps use one generation batch, so the second neither generates nor rewards.
+    run = train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=reward,
+        loss_aggregation="token_mean",
+        rollout_func=rollout,
+        eval_dataset=prompts(2),
+        hooks=[InTheUpdate()],
+        scripted=False,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    history = run.trainer.state.log_history
+    steps = [log for log in history if "step_time" in log]
+    assert [[log[name] for name in ("time/generation", "time/rewards", "time/update")] for log in steps] == [
+        pytest.approx([0.3, 0.9, 0.4]),
+        pytest.approx([0, 0, 0.4]),
+    ]
+    assert [log["step_time"] for log in steps] == pytest.approx([1.6, 0.4])
+    evaluations = [log for log in history if "eval_runtime" in log]
+    assert len(evaluations) == 2
+    assert not [key for log in evaluations for key in log if "time/" in key]

@@ -11,14 +11,11 @@ from tests.support import arguments, scripted_rollout, train, trl_metrics
 from tests.trainer.support import mixed
 from trl_grpo_ext.errors import (
     ConfigurationError,
-    PluginOutputError,
-    PluginRunError,
     SelfCheckError,
     UpstreamError,
     is_out_of_memory,
 )
 from trl_grpo_ext.trainer.own_loss import OwnLoss
-from trl_grpo_ext.types import HookDeclaration
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
@@ -123,43 +120,6 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
         own_loss.try_out(rows, full, full)
     assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
-
-
-class Writes:
-    """Changes what it is given, at some place, or reads what it has not asked for."""
-
-    declares = HookDeclaration(role="transform")
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        if self.what == "advantages":
-            advantages_B_T.mul_(2.0)
-        elif self.what == "mask":
-            rollout.mask_B_T[0] = 0.0
-        elif self.what == "texts":
-            rollout.texts[0] = "another"
-        else:
-            return advantages_B_T * rollout.ref_logps_B_T.exp()
-        return advantages_B_T * 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "error", "message"),
-    [
-        ("advantages", PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
-        ("mask", PluginOutputError, r"changed (completion_)?mask_B_T"),
-        ("texts", PluginOutputError, r"changed (texts|completions)"),
-        ("needs", PluginRunError, r"'Writes': on_rollout raised AttributeError: 'NoneType'"),
-    ],
-)
-def test_a_hook_is_stopped_where_it_happens_and_named(
-    tiny_model: Path, tmp_path: Path, what: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        train(tiny_model, tmp_path, hooks=[Writes(what)], max_steps=1)
 
 
 def test_what_is_given_twice(tiny_model: Path, tmp_path: Path) -> None:

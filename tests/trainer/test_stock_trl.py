@@ -5,11 +5,7 @@ What they cannot do there, and what `GRPOExtConfig` cannot, is refused when the 
 
 import dataclasses
 import inspect
-import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +62,6 @@ def test_rewards_in_trls_trainers(tiny_model: Path, tmp_path: Path, trainer_clas
         means = [log[f"rewards/{name}/mean"] for name in rewards.names]
         assert means[2] < 0  # a model that writes noise reaches the limit
         assert log["reward"] == pytest.approx(means[0] + 0.2 * means[1] + 0.5 * means[2], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
-    trl = Path(sys.executable).with_name("trl")
-    assert trl.is_file(), "TRL's console script is not beside the interpreter that runs the tests"
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    sums().to_json(data / "train.jsonl")
-    rewards = ["trl_grpo_ext.rewards.gsm8k_accuracy.gsm8k_accuracy", "trl_grpo_ext.rewards.formats.think_format"]
-    settings = {**SETTINGS, "max_steps": 1, "save_strategy": "steps", "save_steps": 1, "output_dir": out}
-    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    done = subprocess.run(
-        [trl, "grpo", "--model_name_or_path", tiny_model, "--dataset_name", data, "--reward_funcs", *rewards, *words],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    state = json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())
-    (log,) = [log for log in state["log_history"] if "reward" in log]
-    assert {"rewards/gsm8k_accuracy/mean", "rewards/think_format/mean"} <= log.keys()
-    assert 0.0 <= log["rewards/gsm8k_accuracy/mean"] <= 1.0
 
 
 class Subclass(GRPOTrainer):

@@ -120,27 +120,17 @@ class OwnLoss:
     def _refuse(self, *, as_trl: bool, acts: bool, late: bool) -> None:
         """Refuse plugins that the loss does not take: one that is not TRL's, or reads no advantages, or too early."""
         forward_hooks, aggregation = bool(self._plugins.forward_hooks), self._plugins.aggregation
-        refused: list[tuple[bool, type[Exception], str]] = [
-            (self._plugins.compact and not as_trl, ConfigurationError, "is not TRL's, so compact_updates is not exact"),
-            (
-                not acts and not forward_hooks and aggregation is None,
-                SelfCheckError,
-                "does not depend on the advantages of the batch, so the advantage hooks would have no effect",
-            ),
-            (
-                not self.per_token and aggregation is not None,
-                ConfigurationError,
-                "does not take advantages (completions, tokens), so a loss aggregation is not exact",
-            ),
-            (
-                not self.per_token and not late and forward_hooks,
-                SelfCheckError,
-                "reads the advantages before the policy's forward pass, so forward hooks would have no effect",
-            ),
-        ]
-        for is_so, error, why in refused:
-            if is_so:
-                raise error(f"The loss of {self._names} {why}. Remove these plugins, or the override.")
+        label = f"The loss of {self._names}"
+        if self._plugins.compact and not as_trl:
+            raise ConfigurationError(f"{label} is not TRL's, so compact_updates is not exact. Turn it off.")
+        if not acts and not forward_hooks and aggregation is None:
+            raise SelfCheckError(f"{label} does not depend on the advantages, so hooks would have no effect.")
+        if not self.per_token and aggregation is not None:
+            raise ConfigurationError(f"{label} takes no advantages (completions, tokens), as an aggregation needs.")
+        if not self.per_token and not late and forward_hooks:
+            raise SelfCheckError(
+                f"{label} reads the advantages before the policy's forward pass, and forward hooks after."
+            )
 
 
 def _alike(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

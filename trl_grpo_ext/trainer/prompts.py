@@ -71,7 +71,8 @@ class DrawnPrompts:
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Continue at a checkpoint."""
         if saved is None:
-            raise ConfigurationError(f"{self.drawing}: the checkpoint does not say which prompts were drawn.")
+            what = "the checkpoint does not say which prompts were drawn"
+            raise ConfigurationError(f"{self.drawing}: {what}. Start from its model instead.")
         if saved["inside_a_batch"]:
             what = "the checkpoint was saved inside a generation batch, which is not in it"
             raise ConfigurationError(f"{self.drawing}: {what}. Resume from another one.")

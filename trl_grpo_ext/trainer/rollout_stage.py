@@ -113,7 +113,7 @@ class RolloutStage:
         watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         try:
-            with acting.reward_functions(trl, watched), self.records.phase("rewards"), watch.time_limit():
+            with acting.attributes(trl, reward_funcs=watched), self.records.phase("rewards"), watch.time_limit():
                 watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method

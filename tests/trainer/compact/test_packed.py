@@ -13,13 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
-    Gemma2Config,
     LlamaConfig,
-    MambaConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
@@ -170,17 +167,6 @@ def test_packed_plans_never_compute_more(rows: list[tuple[int, int]], prompt: in
     assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(shared.tolist()))
 
 
-def test_groups_are_cut_where_a_part_is_full() -> None:
-    # A group of four is 10 + 4 * 5 tokens. By itself a row is 15.
-    lengths, groups = np.array([[10, 5]] * 8), np.array([0, 1] * 4)
-    block = [(lengths, np.ones(8, dtype=bool))]
-    (plan,) = plan_block(block, 2, groups=[groups])  # 60 tokens run at a time without a plan: so one pass is enough
-    assert (*map(len, plan.steps), plan.computed, plan.live, plan.distinct, plan.idle) == (8, 1, 60, 120, 60, 1)
-    (plan,) = plan_block(block, 4, groups=[groups])  # 30 do, and two micro-steps are left with a placeholder
-    assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7), (-1,), (-1,))
-    assert (plan.computed, plan.idle) == (60, 2)
-
-
 def adapted(config: Any) -> Callable[[Any], Any]:
     return lambda model: get_peft_model(model, config)
 
@@ -191,11 +177,8 @@ def dropping(model: Any) -> Any:
 
 
 DROPPING_LORA = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
-PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-ALIBI = FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True)
 
 
-MAMBA = MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1)
 MIXTRAL = MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1)
 
 
@@ -213,22 +196,6 @@ def test_reason_against_sharing(config: Any, change: Any, reason: str | None) ->
     model = AutoModelForCausalLM.from_config(config)
     found = reason_against_sharing(model if change is None else change(model))
     assert found is None if reason is None else reason in str(found)
-
-
-@pytest.mark.parametrize(
-    ("config", "change"),
-    [
-        (ALIBI, None),
-        (MAMBA, None),
-        (Gemma2Config(**SIZES, attn_implementation="eager"), None),
-        (LlamaConfig(**SIZES), adapted(PREFIX)),
-    ],
-    ids=["alibi", "mamba", "eager", "prefix"],
-)
-def test_trials_leave_models_out(config: Any, change: Any) -> None:
-    model = model_of(config, torch.float32)
-    model = model if change is None else change(model)
-    assert not exact_in(model, Packing(share=True)).packed
 
 
 def ignores_positions(model: Any) -> None:

@@ -192,3 +192,14 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
         advantages.append([(rewards[row % 4] - sum(rewards) / 4) / (1 + t) for t in range(len(ids))])
         weights.append([one / tokens for one in live])
     assert_gradient(run, tiny_model, rows, advantages, weights)
+
+
+@pytest.mark.slow
+def test_tools_with_nothing_selected_are_trls(tool_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
+    theirs, ours = (
+        tool_run(tool_model, tmp_path / name, hooks, [answered], **settings)
+        for name, hooks in (("trl", None), ("ours", []))
+    )
+    assert ours[0]._logs["completion"] == theirs[0]._logs["completion"]
+    assert [relative_gap(*pair) for pair in zip(ours[1].gradients, theirs[1].gradients, strict=True)] == [0.0, 0.0]
