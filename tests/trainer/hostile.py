@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,7 +71,6 @@ ON_ONE_ALONE = (OUTPUT, "rollout.gather was called on rank 1 but not on rank 0")
 PLUGINS: dict[str, tuple[str, Callable[..., Any], Expected]] = {
     "negative": ("weights", negative, (OUTPUT, "weights must not be negative; got -0.5 at row 1, token 0")),
     "raises": ("weights", raising(KeyError("difficulty")), ("PluginRunError", "raised KeyError: 'difficulty'")),
-    "gathers_a_list": ("weights", lambda r: r.gather([1.0, 2.0]), (OUTPUT, "takes a tensor (B,) or (B, T), got list")),
     "gathers_alone": ("weights", gathers_alone, ON_ONE_ALONE),
     "nan_loss": (
         "reduce",
@@ -83,11 +81,6 @@ PLUGINS: dict[str, tuple[str, Callable[..., Any], Expected]] = {
         "reduce",
         lambda loss, mask, totals: ((loss * mask).sum() * 0.0).abs().sqrt(),  # √|x| has no slope at 0
         (OUTPUT, "the gradient of reduce must be finite; got nan at row 0, token 0"),
-    ),
-    "ignores_the_mask": (
-        "reduce",
-        lambda loss, mask, totals: loss.mean(),
-        (OUTPUT, "the gradient of reduce must be zero where mask_B_T is zero"),
     ),
     "hook_infinite": ("on_rollout", infinite_advantage, (OUTPUT, "finite advantages; got inf at row 2, token 0")),
     "hook_cannot_align": (
@@ -192,11 +185,6 @@ def empties_and_raises(prompts: list[str], completions: list[str], **columns: An
     raise KeyError("gone")
 
 
-def logs_a_lock(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-    log_extra("locks", [threading.Lock()] * len(completions))
-    return good(completions)
-
-
 LIMIT = 1.0
 LATE = ("RewardError", f"did not finish within {LIMIT:g} s (reward_timeout)")
 RUN = "PluginRunError"
@@ -209,7 +197,6 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
-    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
     "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf, at row 2; it must be")),
     "sleeps": (lambda **columns: time.sleep(60), LATE),

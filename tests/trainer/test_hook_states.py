@@ -46,6 +46,6 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, res
 def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, hooks=[ADAPTIVE], **SETTINGS)
     changed: dict[str, Any] = {"hooks": ["centred", ADAPTIVE], "plugin_changes": "warn", **SETTINGS}
-    refused = pytest.raises(ConfigurationError, match=r"written with the advantage hooks \['kl_in_reward'\]")
+    refused = pytest.raises(ConfigurationError, match=r"states of the advantage hooks \['kl_in_reward'\]")
     with pytest.warns(ManifestWarning), refused:
         train(tiny_model, tmp_path, resume=str(tmp_path / "checkpoint-3"), **changed)

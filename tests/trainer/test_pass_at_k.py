@@ -42,10 +42,7 @@ def collected(table: list[list[float]], problems: int | None = None, **settings:
 
 def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
     found = collected([[0.9, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0]])
-    assert found == {
-        "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
-        "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
-    }
+    assert found == {"pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3), "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3)}
     # What fills up the last batch does not count.
     alone = collected([[1, 1, 1, 1, 0, 0, 0, 0]])
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], problems=2) == alone

@@ -77,19 +77,6 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
     assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpoint", ["checkpoint-1", True])
-def test_the_same_plugins_go_on(tiny_model: Path, run: Path, tmp_path: Path, checkpoint: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ManifestWarning)
-        if checkpoint is True:
-            trainer = made(tiny_model, run, hooks=[WEIGHTS, "centred"], aggregation="token_sum")
-            trainer.train(resume_from_checkpoint=True)  # nothing is left to do, and all was compared
-        else:
-            trainer = resume(tiny_model, run, tmp_path)
-    assert trainer.state.global_step == 2
-
-
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a parameter": (
         {"hooks": [{**WEIGHTS, "negative": 3.0}, "centred"]},

@@ -118,18 +118,6 @@ def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) ->
         sampled(tiny_model, tmp_path, Recorded(rounds=0))
 
 
-@pytest.mark.slow
-def test_prompts_exhausted_within_a_batch_leave_the_rest_masked(tiny_model: Path, tmp_path: Path) -> None:
-    def flat(completion_ids: list[Any], **columns: Any) -> list[float]:
-        return [0.5] * len(completion_ids)
-
-    sampler = Recorded(rounds=1)
-    with pytest.warns(UserWarning, match="kept none"):
-        run = sampled(tiny_model, tmp_path, sampler, reward_funcs=flat, resample={"filter": "signal", "max_rounds": 3})
-    assert run.trainer.state.global_step == 2  # three rounds, then the one that is left
-    assert [log["groups/rounds"] for log in run.logs if "groups/rounds" in log] == [3.0, 1.0]
-
-
 class Wrong(Recorded):
     """Draws what it is told."""
 

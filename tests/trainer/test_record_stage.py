@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 
 from tests.support import length_reward, prompts, scripted_rollout, train
-from tests.trainer.support import DoubledForward
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.records.token_records import COLUMNS
@@ -96,29 +95,6 @@ def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: 
             assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
             assert [name for name, _ in row["rewards"]] == ["length_reward"]
             assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
-
-
-@pytest.mark.slow
-def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
-    # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
-    train(
-        tiny_model,
-        tmp_path,
-        hooks=["centred", DoubledForward()],
-        eval_dataset=prompts(8).select(range(4, 8)),
-        log_completions=True,
-        num_iterations=2,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-    )
-    for step in (1, 2):
-        rows = table(tmp_path, step)
-        assert {prompt[0] for prompt in rows["prompt"]} <= set("efgh")  # the evaluation wrote last
-        for _, group in rows.groupby("prompt"):
-            centred = group["length_reward"] - group["length_reward"].mean()
-            assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
 
 
 def test_the_columns_are_documented() -> None:

@@ -9,12 +9,7 @@ from trl import GRPOTrainer
 
 from tests.support import arguments, scripted_rollout, train, trl_metrics
 from tests.trainer.support import mixed
-from trl_grpo_ext.errors import (
-    ConfigurationError,
-    SelfCheckError,
-    UpstreamError,
-    is_out_of_memory,
-)
+from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError, is_out_of_memory
 from trl_grpo_ext.trainer.own_loss import OwnLoss
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}

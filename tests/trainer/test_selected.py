@@ -1,14 +1,9 @@
 """Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
 
-import copy
-import dataclasses
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from trl import GRPOConfig, TrlParser
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
@@ -68,22 +63,6 @@ def test_selection_in_python_yaml_and_command(tmp_path: Path) -> None:
     assert selected(in_python) == EVERYTHING
     assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
     assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
-
-
-def test_arguments_can_be_saved_and_copied(tmp_path: Path) -> None:
-    args = parsed(tmp_path, *COMMAND_LINE)
-    as_json = json.loads(args.to_json_string())
-    assert tuple(as_json[name] for name in ("rewards", "advantage_hooks", "loss_aggregation")) == EVERYTHING
-
-    torch.save(args, tmp_path / "training_args.bin")
-    assert selected(torch.load(tmp_path / "training_args.bin", weights_only=False)) == EVERYTHING
-    assert selected(pickle.loads(pickle.dumps(args))) == selected(copy.deepcopy(args)) == EVERYTHING
-
-    # TRL takes only one of generation_batch_size and steps_per_generation, so one has to go from a copy of all fields.
-    skipped = "generation_batch_size"
-    assert selected(GRPOExtConfig(**{k: v for k, v in args.to_dict().items() if k != skipped})) == EVERYTHING
-    changes: Any = {skipped: None, "learning_rate": 1e-4}
-    assert selected(dataclasses.replace(args, **changes)) == EVERYTHING
 
 
 def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path) -> None:

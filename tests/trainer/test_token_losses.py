@@ -129,10 +129,7 @@ class Lies:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "breaks"),
-    [
-        (Lies("mixes", independent=True), "rows"),
-        (Lies("always", needs_advantage=True), "silent"),
-    ],
+    [(Lies("mixes", independent=True), "rows"), (Lies("always", needs_advantage=True), "silent")],
     ids=lambda value: value.what if isinstance(value, Lies) else value,
 )
 def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str) -> None:

@@ -27,7 +27,7 @@ from ..errors import ConfigurationError, PluginRunError
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch
 from ..trainer.selected import SelectedPlugins
-from ..trainer.upstream.releases import parsing_of
+from ..trainer.upstream.reading import parsing_of
 from ..types import FilterDeclaration, Part, Rollout, Totals
 
 MOST_DROPPED = 1000

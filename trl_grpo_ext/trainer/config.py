@@ -2,10 +2,8 @@
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
-import inspect
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,17 +19,7 @@ from ..plugins.loading import Kind, find, parse_selection
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
 
-def _documented(config: type) -> type:
-    """Give each field its text in the docstring, which the command line shows as help."""
-    shown = inspect.cleandoc(config.__doc__ or "")  # Python 3.13 stores it without the indentation, older ones with it
-    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", shown, re.MULTILINE):
-        if name in config.__annotations__:
-            setattr(config, name, field(default=vars(config)[name], metadata={"help": " ".join(text.split())}))
-    return config
-
-
 @dataclass
-@_documented
 class GRPOExtConfig(GRPOConfig):
     """TRL's `GRPOConfig` plus the selection of plugins.
 
@@ -125,18 +113,14 @@ class GRPOExtConfig(GRPOConfig):
         Raises:
             ConfigurationError: That trainer is not one of ours.
         """
-        for owner, names in running_methods():
-            if isinstance(owner, Trainer) and names.get("args") is self and not has_plugins(owner):
-                self._refuse_to_be_ignored(type(owner).__name__)
-        level: int = super().get_process_log_level()
-        return level
-
-    def _refuse_to_be_ignored(self, trainer: str) -> None:
         unset = vars(our_settings(None))
         lost = [f"{name}={value!r}" for name, value in vars(our_settings(self)).items() if value != unset[name]]
-        if lost:
-            what = f"{trainer} ignores {', '.join(lost)} of {type(self).__name__}"
-            raise ConfigurationError(f"{what}. Construct GRPOExtTrainer, or put GRPOExtMixin first among your bases.")
+        for owner, names in running_methods() if lost else ():
+            if isinstance(owner, Trainer) and names.get("args") is self and not has_plugins(owner):
+                what = f"{type(owner).__name__} ignores {', '.join(lost)} of {type(self).__name__}"
+                raise ConfigurationError(f"{what}. Construct GRPOExtTrainer, or put GRPOExtMixin first.")
+        level: int = super().get_process_log_level()
+        return level
 
     def _check_pass_at_k(self) -> None:
         self.pass_at_k = [self.pass_at_k] if isinstance(self.pass_at_k, int) else self.pass_at_k

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
@@ -52,13 +53,10 @@ class LogpsForHooks:
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
-        self.check_images(batch.get("pixel_values") is not None)
+        if self._loaded and batch.get("pixel_values") is not None:
+            raise ConfigurationError(f"The teacher {next(iter(self._loaded))!r} sees no images. Remove its hook.")
         columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
-
-    def check_images(self, has_images: bool) -> None:
-        if self._loaded and has_images:
-            raise ConfigurationError(f"The teacher {next(iter(self._loaded))!r} sees no images. Remove its hook.")
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
@@ -102,13 +100,13 @@ class LogpsForHooks:
             raise ConfigurationError(f"The advantage hook {hook!r} {what}; the columns are {sorted(inputs[0])}.")
         if batch.get("pixel_values") is not None:
             raise ConfigurationError(f"The advantage hook {hook!r} shows its teacher other prompts: not with images.")
-        tokens = acting.prompt_tokens(self._trainer, prompts)
-        width = max(map(len, tokens))
-        ids = [[self._pad] * (width - len(row)) + list(row) for row in tokens]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in tokens]
+        tokens = [batch["prompt_ids"].new_tensor(row) for row in acting.prompt_tokens(self._trainer, prompts)]
+        left = {"batch_first": True, "padding_side": "left"}
         completions = {key: batch[key] for key in ("completion_ids", "completion_mask")}
-        like_ids, like_mask = batch["prompt_ids"], batch["prompt_mask"]
-        return {"prompt_ids": like_ids.new_tensor(ids), "prompt_mask": like_mask.new_tensor(mask), **completions}
+        return completions | {
+            "prompt_ids": pad_sequence(tokens, padding_value=self._pad, **left),
+            "prompt_mask": pad_sequence([torch.ones_like(row) for row in tokens], **left),
+        }
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:

@@ -59,7 +59,7 @@ class LossStage:
 
         `compute_loss` is the inherited one, to be tried out; `totals` are the counts of the generation batch by number.
         """
-        with self.records.phase("generation"):
+        with self.records.phases.during("generation"):
             inputs = inherited(generation_batch)
             progress = reading.progress_of(self.trainer)
             if progress.training and self.updates is not None:

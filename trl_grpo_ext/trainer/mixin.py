@@ -58,7 +58,7 @@ class Extension:
         refuse_token_losses(plugins.losses_by_name, trl, owners)
         token_losses = TokenLosses(plugins.losses_by_name, facts)
         terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
-        freedom = freedom_of(terms, reduction.divides_by, trl.loss_type)
+        freedom = freedom_of(terms, reduction.divides_by)
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
         own_passes = contract.has_own_passes(between)
         updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)

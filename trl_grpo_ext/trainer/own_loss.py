@@ -1,7 +1,6 @@
 """A user's trainer class between ours and TRL's: what its loss can take.
 
-TRL's loss takes advantages `(B, T)`. One written for `(B,)` at best fails on them: `advantages.unsqueeze(1)` broadcasts
-`(B, T)` to `(B, B, T)`, and every completion is trained with the advantages of all. So it is tried out once.
+One written for advantages `(B,)` fails on `(B, T)`, or mixes up rows in silence, so it is tried out once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -128,9 +127,7 @@ class OwnLoss:
         if not self.per_token and aggregation is not None:
             raise ConfigurationError(f"{label} takes no advantages (completions, tokens), as an aggregation needs.")
         if not self.per_token and not late and forward_hooks:
-            raise SelfCheckError(
-                f"{label} reads the advantages before the policy's forward pass, and forward hooks after."
-            )
+            raise SelfCheckError(f"{label} reads the advantages before the policy's forward pass, too early.")
 
 
 def _alike(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

@@ -23,11 +23,8 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation and computes pass@k.
-
-    A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
-    does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
-    """
+    """Collects the rewards of an evaluation. One without a reward (None, NaN) does not count among the n; a problem
+    with fewer than k that count is left out of pass@k, with a warning."""
 
     ks: Sequence[int]
     thresholds: Mapping[tuple[int, str], float]
@@ -76,7 +73,7 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     if not evaluates:
         warnings.warn("pass_at_k has no effect: this run has no eval_dataset to report it of.", stacklevel=3)
     names = facts.reward_names
-    if settings.pass_thresholds is None and len(names) != 1:
+    if settings.pass_thresholds is None and len(names) > 1:
         what = f"which reward decides: the run has {', '.join(names)}"
         raise ConfigurationError(f"pass_at_k needs to know {what}. Say it: pass_thresholds: {{{names[0]}: 1.0}}.")
     thresholds = settings.pass_thresholds or {names[0]: 1.0}

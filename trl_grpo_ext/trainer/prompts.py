@@ -94,15 +94,11 @@ class DrawnPrompts:
         self._started = True
         self._rows, make_sampler = reading.training_data_of(self.trainer)
         if self.facts.rank == 0:
-            orders = _Orders(make_sampler)
-            pool = PromptPool(rows=self._rows, seed=int(self.trainer.args.seed), order=orders.of)
-            self.sampler.start(pool)
+            seed, order = int(self.trainer.args.seed), orders_of(make_sampler())
+            self.sampler.start(PromptPool(rows=self._rows, seed=seed, order=order))
 
     def next_round(self) -> Drawn:
-        """The next round's prompts. What TRL's loader dealt is not used.
-
-        Prompts that are exhausted inside an optimizer step, which needs several rounds, leave it those of its last one.
-        """
+        """The next round's prompts; if they are exhausted inside an optimizer step, those of its last round again."""
         if self.look_ahead():
             self._last = self._ahead.pop()
         prompts = self._last
@@ -202,18 +198,18 @@ def _deviation(values: torch.Tensor) -> float:
     return 0.0 if bool((values == values[0]).all()) else float(values.std())
 
 
-class _Orders:
+def orders_of(sampler: Any) -> Callable[[int], list[int]]:
     """The order of TRL's sampler in each pass, which is known only after the passes before it."""
+    found: list[list[int]] = []
 
-    def __init__(self, make_sampler: Callable[[], Any]) -> None:
-        self._sampler, self._passes = make_sampler(), list[list[int]]()
+    def order(passes: int) -> list[int]:
+        while len(found) <= passes:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(len(found))
+            found.append(list(dict.fromkeys(sampler)))
+        return found[passes]
 
-    def of(self, passes: int) -> list[int]:
-        while len(self._passes) <= passes:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(len(self._passes))
-            self._passes.append(list(dict.fromkeys(self._sampler)))
-        return self._passes[passes]
+    return order
 
 
 class PromptsState(KeptState):

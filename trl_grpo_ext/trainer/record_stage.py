@@ -5,7 +5,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +32,12 @@ class RecordStage:
     def __init__(self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, evaluates: bool) -> None:
         self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
         settings, args = plugins.settings, trainer.args
-        self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
+        self.pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._recorder = TokenRecorder(settings.token_records, args.seed)
-        self._phases = PhaseClock(facts.device)
+        self.phases = PhaseClock(facts.device)
         self.manifest = Manifest.of(trainer, plugins.loaded)
         self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, facts.agreement)
+        self.write_beside_weights = self._plugin_records.write_beside_weights
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
@@ -47,15 +47,12 @@ class RecordStage:
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self._trainer))
 
-    def write_beside_weights(self, output_dir: str | Path | None) -> None:
-        self._plugin_records.write_beside_weights(None if output_dir is None else str(output_dir))
-
     def evaluate(self, evaluation: Callable[[], Any], dataloader: Any, prefix: str) -> Any:
-        if not self._pass_at_k.ks:
+        if not self.pass_at_k.ks:
             return evaluation()
-        with self._pass_at_k.evaluating():
+        with self.pass_at_k.evaluating():
             output = evaluation()
-            metrics = self._pass_at_k.metrics(reading.problems_of(dataloader))
+            metrics = self.pass_at_k.metrics(reading.problems_of(dataloader))
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
@@ -65,10 +62,6 @@ class RecordStage:
         row_ids_B = self._row_count + numbers_N[rollout.local_rows]
         self._row_count += rollout.totals.sequences
         return row_ids_B
-
-    def saw_rewards(self, rewards_N_K: torch.Tensor, metrics: Mapping[str, float]) -> None:
-        self._pass_at_k.add(rewards_N_K)
-        self.add_metrics(metrics)
 
     def saw_batch(
         self, rollout: Rollout, batch: Mapping[str, Any], changes: Sequence[Change], outcomes: Mapping[str, Any]
@@ -81,18 +74,13 @@ class RecordStage:
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
         self.add_metrics(self._chain.metrics())
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        with self._phases.during(name):
-            yield
-
     def time_step(self, step: Callable[[], Any]) -> Any:
         if not self._logs_more:
             return step()
-        with self._phases.during("update"):
+        with self.phases.during("update"):
             output = step()
         if reading.closes_step(self._trainer):
-            self.add_metrics(self._phases.take())
+            self.add_metrics(self.phases.take())
         return output
 
     def saw_changes(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
@@ -156,8 +144,7 @@ PHASES = ("generation", "rewards", "update")
 class PhaseClock:
     """Assigns the seconds of training steps to phases; the update encloses the others.
 
-    A GPU works asynchronously, so the clock waits for it before the first phase of an optimizer step, when the
-    optimizer's own step may still run, and after the last.
+    The clock waits for a GPU before the first phase of an optimizer step, when the optimizer may still run, and after.
     """
 
     def __init__(self, device: torch.device) -> None:

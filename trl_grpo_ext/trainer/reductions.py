@@ -12,6 +12,7 @@ import torch
 
 from ..credit import flow, terms
 from ..credit.chain import Change
+from ..credit.flow import plugin_label
 from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError, UpstreamError
 from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
@@ -212,22 +213,17 @@ def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, k
     per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs
     if per_step and facts.steps_per_generation % facts.accumulation:
         what = f"steps_per_generation={facts.steps_per_generation} is no multiple of {facts.accumulation}"
-        label = f"The loss aggregation {flow.plugin_label(aggregation)!r}"
+        label = f"The loss aggregation {plugin_label(aggregation)!r}"
         raise ConfigurationError(f"{label} needs the counts of each optimizer step, but {what}, its micro-batches.")
     return Reducing(aggregation)
 
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
-    mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
-    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
-        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
-    policy = replace(
-        terms.POLICY,
-        mixes_rows=mixes,
-        acts_without_advantage=["forward hooks may give rows without signal one"] * bool(forward_hooks),
-        unscaled=["forward hooks"] * bool(forward_hooks),
-    )
+    mixes = ["top_entropy_quantile"] * (settings.top_entropy_quantile < 1.0)  # which is of a micro-batch
+    mixes += [plugin_label(hook) for hook in forward_hooks if not HookDeclaration.of(hook).independent]
+    hooks = [plugin_label(hook) for hook in forward_hooks]  # which may give rows without signal one
+    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=hooks, unscaled=hooks)
     others = {
         terms.KL: settings.beta != 0.0,
         terms.ENTROPY: settings.entropy_bonus,
@@ -250,13 +246,10 @@ def self_check(
     progress: Progress,
     slope_at_ratio_one: float,
 ) -> None:
-    """At the first training step: do our terms of TRL's loss add up to TRL's loss?
+    """Do our terms add up to TRL's loss, on shapes and masks of the real first batch and invented numbers?
 
-    TRL's own `_compute_loss` runs on shapes and masks of the real first batch, with invented numbers. Compared are the
-    weight that its reduction gives each token, read off the slope in the advantages at importance ratio 1; then, away
-    from ratio 1, its loss and the gradient in the log-probabilities, with those of the terms under these weights.
-    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
-    the slope matters. If no token of the micro-batch counts, all are made to count.
+    Compared are the weight of each token, by the slope in the advantages at ratio 1, then loss and gradient away from
+    it, without entropy bonus and auxiliary loss. If no token of the micro-batch counts, all are made to count.
     """
     if not bool((mask_B_T > 0).any()):
         mask_B_T = torch.ones_like(mask_B_T)

@@ -39,10 +39,7 @@ _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T
 
 
 Row = dict[tuple[str, str], Any]
-"""One completion with all its data, by where it is from and its name, such as `("batch", "completion_ids")`.
-
-Tensors are on the CPU and without padding, so that a row can move to any rank. Of images a row has its part.
-"""
+"""A completion by where its data are from and their name: `("batch", "completion_ids")`; on the CPU, unpadded."""
 
 Group = list[Row]
 
@@ -61,10 +58,7 @@ class Resampling:
         self._reasons: set[str] = set()
 
     def fill(
-        self,
-        sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
-        prompts: DrawnPrompts,
-        progress: Progress,
+        self, sample: Callable[[Drawn], tuple[SampledBatch, Rollout]], prompts: DrawnPrompts, progress: Progress
     ) -> tuple[SampledBatch, dict[str, float]]:
         """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
@@ -89,11 +83,8 @@ class Resampling:
                 dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
         if not kept and self.facts.rank == 0:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
-            warnings.warn(
-                f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. Look at the completions (log_completions), or change the data or the filter.",
-                stacklevel=2,
-            )
+            none = f"{plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} rounds"
+            warnings.warn(f"resample: the filter {none}: {why}. Look at the completions.", stacklevel=2)
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
         counted = min(len(kept), wanted)
         self._reasons |= dropped.keys()  # once seen, a reason is logged even when it is 0

@@ -112,8 +112,9 @@ class RolloutStage:
         functions = trl.reward_funcs
         watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        timed = self.records.phases.during("rewards")
         try:
-            with acting.attributes(trl, reward_funcs=watched), self.records.phase("rewards"), watch.time_limit():
+            with acting.attributes(trl, reward_funcs=watched), timed, watch.time_limit():
                 watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
@@ -125,7 +126,8 @@ class RolloutStage:
             watch.check_finite(rewards_N_K, names)
             part_names = agreed_names(watch.parts, self.facts.agreement.gather, self.facts.device)
             metrics = part_metrics(watch.parts, part_names, self.facts.agreement.gather, self.facts.device)
-        self.records.saw_rewards(rewards_N_K, metrics | watch.counts(rewards_N_K, names, self.facts.gather))
+        self.records.pass_at_k.add(rewards_N_K)
+        self.records.add_metrics(metrics | watch.counts(rewards_N_K, names, self.facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
         masks = self._sampling.generated.tool_masks
         self._sampling.scored.append(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))

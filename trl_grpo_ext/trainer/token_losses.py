@@ -29,16 +29,12 @@ class TokenLosses:
         return bool(self._losses)
 
     def terms(self) -> list[Term]:
-        declared = {name: TokenLossDeclaration.of(loss) for name, loss in self._losses.items()}
-        return [
-            Term(
-                name=name,
-                mixes_rows=[f"the token loss {name} looks at its whole micro-batch"] * (not one.independent),
-                acts_without_advantage=[f"the token loss {name} acts on rows without signal too"]
-                * (not one.needs_advantage),
-            )
-            for name, one in declared.items()
-        ]
+        found = []
+        for name, loss in self._losses.items():
+            declared = TokenLossDeclaration.of(loss)
+            mixes, acts = [name] * (not declared.independent), [name] * (not declared.needs_advantage)
+            found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
+        return found
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
         """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""

@@ -1,16 +1,8 @@
-"""Every causal language model of the installed transformers, small, in updates of compact rows against plain TRL's.
-
-    python -m tests.trainer.compact.architectures [NAME ...]
-
-It prints a table: for each architecture and width of a batch, whether its rows were packed, or why not, and the
-gradient's relative gap.
-"""
+"""Every causal language model of the installed transformers, small, in updates of compact rows against plain TRL's."""
 
 import inspect
 import logging
 import math
-import sys
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -244,23 +236,3 @@ def tried(name: str) -> Outcome:
         room.setLevel(level)
     outcome.said = heard.said
     return outcome
-
-
-def main() -> None:
-    outcomes = []
-    for name in sys.argv[1:] or NAMES:
-        try:
-            outcome = tried(name)
-        except Exception as error:  # one line of the table, and the others follow
-            outcome = Outcome(name, gaps={"error": float("inf")}, failed=f"{type(error).__name__}: {error}")
-        outcomes.append(outcome)
-        gaps = ", ".join(
-            f"{width} {gap:.0e}{' packed' * outcome.packed.get(width, False)}" for width, gap in outcome.gaps.items()
-        )
-        why = "; ".join([*outcome.said, outcome.failed])
-        print(f"| {name} | {outcome.kind} | {gaps} | {' '.join(why.split())[:300]} |", flush=True)
-    print(Counter(outcome.kind for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    main()

@@ -29,12 +29,7 @@ from tests.support import relative_gap
 from tests.trainer.process_worker import Float64Trainer, norms_in_float64
 from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.compact import packed as packed_rows
-from trl_grpo_ext.trainer.compact.packed import (
-    PackedRows,
-    Packing,
-    reason_against_sharing,
-    window_of,
-)
+from trl_grpo_ext.trainer.compact.packed import PackedRows, Packing, reason_against_sharing, window_of
 from trl_grpo_ext.trainer.compact.plan import part_tokens, plan_block
 from trl_grpo_ext.trainer.compact.trials import Exact, Rows, Trials
 

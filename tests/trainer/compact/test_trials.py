@@ -80,10 +80,8 @@ FACTORS: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LENGTHS: dict[str, Any] = {
-    "longrope, shorter": {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32}},
     "longrope, longer": {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 12}},
     "dynamic, shorter": {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
-    "dynamic, longer": {"rope_parameters": DYNAMIC, "max_position_embeddings": 12},
 }
 
 

@@ -13,12 +13,7 @@ import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
 from tests.support import Run, flat, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
@@ -29,7 +24,6 @@ from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
 
-MODULE = "trl_grpo_ext.trainer"
 EXACT = {"float64": 1e-9, "float32": 1e-5}
 DIFFERENT = 1e-3
 LOGGED = 1e-6
@@ -93,7 +87,6 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
 
 
 FREE = Freedom(sort=True, drop=True, any_count=True)
-ALL_ROWS_RUN = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
 

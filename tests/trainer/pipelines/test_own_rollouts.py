@@ -57,27 +57,6 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), run.gradients[0]) > 0.1
 
 
-class LongerIsBetter(GRPOTrainer):
-    """A bonus on the rewards themselves."""
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards + 0.5 * torch.tensor([[float(len(ids))] for ids in completion_ids_list])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [mixed, on_top])
-def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> None:
-    hook = Falling()
-    run = train(tiny_model, tmp_path, make(LongerIsBetter), hooks=["centred", hook], **ONE_STEP)
-    rows = rows_of(tiny_model)
-    rewards = torch.tensor(length_reward([ids for _, ids in rows]))
-    if make is mixed:  # else theirs acts after the hooks have been told
-        rewards = rewards + 0.5 * torch.tensor([float(len(ids)) for _, ids in rows])
-    centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(1, keepdim=True)).flatten()
-    assert_gradient(run, tiny_model, rows, falling(centred.tolist(), rows), sequence_means(rows))
-
-
 @pytest.mark.slow
 def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     class Reversed(GRPOTrainer):

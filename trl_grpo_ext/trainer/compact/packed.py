@@ -208,9 +208,7 @@ def reason_against_sharing(model: Any) -> str | None:
         for setting, rate in vars(module).items():
             drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
             if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
-                return (
-                    f"{part} has {setting} {rate:g}, and would draw the prompt's dropout once for all its completions"
-                )
+                return f"{part} has {setting} {rate:g}, and would draw a prompt's dropout once for all"
     return None
 
 

@@ -102,10 +102,7 @@ def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
 def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
 ) -> Any:
-    """Log-probabilities without a gradient, in as many forward passes as before, planned like an update.
-
-    `widths` are how much of each prompt and completion runs, if the rows are not packed.
-    """
+    """Log-probabilities without a gradient, planned like an update; `widths` are what runs of unpacked rows."""
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     start = ids.size(1) - keep
     seen = images.Images.of(given)

@@ -35,9 +35,7 @@ SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a tr
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
 GRADIENT_FLOOR = 1e-4
-"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it
-by less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
-that was found is 2e-3."""
+"""Nor do those of a parameter's gradient, relative to it. The least of a model that sees its place is 2e-3."""
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
 
@@ -141,10 +139,7 @@ class Trials:
         return bool(self._spans) and all(any(_shows(tried, span, number) for tried in self._spans) for number in near)
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
-        """What is exact for a generation batch: this rank's `rows`, the `spans` of all, and whether packing takes all.
-
-        A trial leaves no gradients, and the run's random numbers as they were.
-        """
+        """What is exact for this rank's `rows`, the `spans` of all ranks, and where packing `fits` all."""
         tries_packing = fits and self._packing_is_untried
         if all(map(self.covers, spans)) and not tries_packing:
             return self.exact
@@ -192,11 +187,9 @@ class Trials:
             if after <= trial.limit:
                 self._find(anywhere, "the model sees the padding before a prompt")
             else:
-                self._find(
-                    NOTHING,
-                    "what the model computes depends on the length of a pass: without padding after them "
-                    f"log-probabilities change by {after:.2g}, {by}",
-                )
+                what = "without padding after them log-probabilities"
+                why = f"what the model computes depends on the length of a pass: {what} change by {after:.2g}, {by}"
+                self._find(NOTHING, why)
         if pack and self.exact.left and self.exact.right:
             gap, wrong = trial.packed()
             self.exact = replace(self.exact, packed=True)
@@ -334,8 +327,7 @@ SKETCH = 4
 def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
     """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept.
 
-    Gradients are of the tensors that modules have at their forward pass. Under FSDP2 these are whole only then, and
-    under ZeRO their own hooks would reduce a gradient that is accumulated.
+    They are of the tensors at the forward pass: under FSDP2 whole only then, and ZeRO's hooks would reduce others.
     """
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
     used: dict[int, tuple[int, torch.Tensor]] = {}

@@ -1,7 +1,6 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-The loss of an optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in
-any order and in batches of any size, and rows that contribute nothing may be left out, as far as `Freedom` says.
+A loss is a sum over tokens with weights fixed beforehand, so its rows may move or be left out as far as `Freedom` says.
 """
 
 import functools
@@ -39,34 +38,17 @@ class Freedom:
     sort: bool  # rows may move between the micro-batches of an optimizer window
     drop: bool  # rows whose advantages are all zero may be left out
     any_count: bool  # micro-batches may have any number of rows
-    reasons: tuple[str, ...] = ()  # why something may not change
 
 
-def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str) -> Freedom:
-    """What is exact in a run, by the terms of its loss and what their reduction divides by.
-
-    `divides_by` says what of a micro-batch makes the denominator (`reductions.DividesBy`).
-    """
+def freedom_of(terms: Sequence[Term], divides_by: str) -> Freedom:
+    """What is exact in a run, by the terms of its loss and what of a micro-batch their reduction divides by."""
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
-    unscaled = [reason for term in reversed(terms) for reason in term.unscaled]
-    counts = divides_by != "nothing" and bool(unscaled)
-    stay = [reason for term in terms for reason in term.mixes_rows]
-    if divides_by == "losses":
-        stay.append("the selected aggregation reduces each micro-batch by itself")
-    if divides_by == "tokens" and unscaled:
-        stay.append(f"with {unscaled[0]} {loss_type} is a mean over each micro-batch")
-    act = [reason for term in terms for reason in term.acts_without_advantage]
-    reasons = [f"rows stay in their micro-batches: {reason}" for reason in stay]
-    reasons += [f"rows without signal run: {reason}" for reason in act]
-    if counts:
-        reasons.append(f"micro-batches keep their number of rows: with {unscaled[0]} {loss_type} counts rows")
-    sort = not stay
-    return Freedom(
-        sort=sort,
-        drop=sort and not act,
-        any_count=sort and not counts,
-        reasons=tuple(reasons),
-    )
+    unscaled = any(term.unscaled for term in terms)
+    together = divides_by == "losses" or (divides_by == "tokens" and unscaled)
+    sort = not together and not any(term.mixes_rows for term in terms)
+    drop = not any(term.acts_without_advantage for term in terms)
+    counts = divides_by != "nothing" and unscaled
+    return Freedom(sort=sort, drop=sort and drop, any_count=sort and not counts)
 
 
 @dataclass(kw_only=True)
@@ -81,8 +63,7 @@ class CompactUpdates:
     log: Callable[[dict[str, float]], None]
 
     def __post_init__(self) -> None:
-        for reason in self.freedom.reasons:
-            logger.info("compact_updates: %s.", reason)
+        logger.info("compact_updates: %s", self.freedom)
         self._image_token = image_token_of(self.policy()[1])
         self._trials = Trials(self.packing, self.policy, self.facts)
         self._planned: list[dict[str, Any]] = []

@@ -36,17 +36,15 @@ def attributes(owner: Any, **values: Any) -> Iterator[None]:
 def small_head_tiles(device: torch.device) -> AbstractContextManager[None]:
     """A context in which TRL's head makes the logits of few tokens at a time on a CPU, in less than half of the time.
 
-    It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
-    more than that glibc maps and unmaps at every operation, page by page.
+    What it computes of 240 tokens and 32,768 of the vocabulary takes less than 32 MiB: more glibc maps page by page.
     """
     return attributes(chunked_logprob, TOKEN_CHUNK_SIZE=HEAD_TOKENS) if device.type == "cpu" else nullcontext()
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
-    """Keep a frozen copy, named `ref`, of an adapter that will be trained further.
+    """Keep a frozen copy, named `ref`, of an adapter that will be trained further, as TRL does if `beta` is above 0.
 
-    TRL makes one if `beta` is above 0, and uses it as the reference. With `beta` 0 it makes none, and a hook would get
-    the bare model instead of the policy at the start of training. For a new adapter (`peft_config`) the two are equal.
+    Without it a hook would get the bare model as reference. For a new adapter (`peft_config`) the two are equal.
     """
     beta = getattr(args, "beta", 0.0)
     if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
