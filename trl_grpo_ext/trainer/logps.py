@@ -101,7 +101,7 @@ class LogpsForHooks:
         if batch.get("pixel_values") is not None:
             raise ConfigurationError(f"The advantage hook {hook!r} shows its teacher other prompts: not with images.")
         tokens = [batch["prompt_ids"].new_tensor(row) for row in acting.prompt_tokens(self._trainer, prompts)]
-        left = {"batch_first": True, "padding_side": "left"}
+        left: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
         completions = {key: batch[key] for key in ("completion_ids", "completion_mask")}
         return completions | {
             "prompt_ids": pad_sequence(tokens, padding_value=self._pad, **left),
@@ -110,10 +110,7 @@ class LogpsForHooks:
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens by TRL's head, which never makes all logits of a row.
-
-    `ids` and the mask are `(B, P + T)`, prompts padded on the left; the result is `(B, T)` in float32, 0 off the mask.
-    """
+    """Log-probabilities `(B, T)` of the last `length` tokens by TRL's head, which never makes all logits."""
     labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
     positions = _positions(model, attention_mask)
@@ -192,10 +189,9 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
-        raise ConfigurationError(
-            f"{label} has a different vocabulary: {len(different)} of the policy's {len(own)} tokens differ, such as "
-            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there."
-        )
+        what = f"{len(different)} of the policy's {len(own)} tokens differ, such as {example!r}"
+        numbers = f"with the number {own[example]} here and {teachers.get(example, 'none')} there"
+        raise ConfigurationError(f"{label} has a different vocabulary: {what} {numbers}.")
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
     return model.requires_grad_(False)

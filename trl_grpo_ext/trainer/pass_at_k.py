@@ -23,8 +23,7 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation. One without a reward (None, NaN) does not count among the n; a problem
-    with fewer than k that count is left out of pass@k, with a warning."""
+    """Collects the rewards of an evaluation; completions without one (None, NaN) do not count among the n."""
 
     ks: Sequence[int]
     thresholds: Mapping[tuple[int, str], float]
@@ -60,9 +59,8 @@ class PassAtK:
                 found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
                 if left_out := len(judged_Q) - len(estimates):
                     why = f"{reward} judged fewer than {k} of their {self.group_size} completions"
-                    warnings.warn(
-                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}.", stacklevel=2
-                    )
+                    said = f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}."
+                    warnings.warn(said, stacklevel=2)
         return found
 
 
@@ -78,8 +76,7 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
         raise ConfigurationError(f"pass_at_k needs to know {what}. Say it: pass_thresholds: {{{names[0]}: 1.0}}.")
     thresholds = settings.pass_thresholds or {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
-        raise ConfigurationError(
-            f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
-        )
+        what = f"pass_thresholds has {unknown[0]!r}, which is no reward of this run"
+        raise ConfigurationError(f"{what}. It has: {', '.join(names)}.")
     columns = {(names.index(name), name): value for name, value in thresholds.items()}
     return PassAtK(settings.pass_at_k, columns, facts.group_size(training=False))

@@ -62,10 +62,8 @@ class PluginRecords:
         changed = differences(old, self._manifest)
         with self._agreement.section():
             if changed and self._stops:
-                raise ManifestError(
-                    f"Not resumed from {place}: it was trained with different plugins. Select and install those (its "
-                    f"{FILE} lists them), or set plugin_changes: warn. {'; '.join(changed)}."
-                )
+                what = f"{place}: it was trained with different plugins ({FILE} lists them): {'; '.join(changed)}"
+                raise ManifestError(f"Not resumed from {what}. Select those, or set plugin_changes: warn.")
         if self._main_process and (notes := [*changed, *version_notes(old, self._manifest)]):
             _warn(f"{place} was trained with plugins or versions that differ: {'; '.join(notes)}.")
 

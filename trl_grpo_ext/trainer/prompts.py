@@ -1,7 +1,6 @@
 """Which training prompts a generation batch is sampled for: dealt by TRL's data loader, or drawn here.
 
-TRL's loader asks ahead of time, before anything is known of the batches under way. A prompt sampler, on rank 0, draws
-at the moment of generation; a round is drawn as soon as the one before it has been observed.
+TRL's loader asks ahead of time; a prompt sampler, on rank 0, draws a round as soon as the one before is observed.
 """
 
 import math

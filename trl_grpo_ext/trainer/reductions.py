@@ -24,8 +24,7 @@ from .upstream import contract, reading
 from .upstream.reading import RunFacts
 
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
-"""What of a micro-batch makes the denominator of a reduction: nothing, the number of its rows or of its tokens, or the
-losses themselves, which the reduction sees."""
+"""What of a micro-batch makes the denominator: nothing, its rows, its tokens, or the losses, which it sees."""
 
 
 Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
@@ -82,8 +81,7 @@ class LossForward:
 
 @dataclass(frozen=True)
 class Reduced:
-    """The loss of a micro-step, scaled as TRL's: averaged over ranks and summed over a step's micro-steps it is the
-    step's."""
+    """The loss of a micro-step, as TRL scales it: averaged over ranks, summed over a step's micro-steps."""
 
     loss: torch.Tensor
     weights_B_T: torch.Tensor | None  # of each token in the optimizer step's loss over all ranks; None if unknown

@@ -235,10 +235,8 @@ def resampling_of(
         if in_rounds and not HookDeclaration.of(hook).independent:
             label = f"the advantage hook {plugin_label(hook)!r}"
             what = f"{label} runs in each round, for the filter {plugin_label(made.filter)!r} or as a shaper"
-            raise ConfigurationError(
-                f"resample: {what}, and may look at the whole batch, which is not the one that is "
-                "trained on. Declare independent=True if it looks at each group by itself, or remove it."
-            )
+            why = "may look at the whole batch, which is not the one that is trained on"
+            raise ConfigurationError(f"resample: {what}, and {why}. Declare independent=True if not, or remove it.")
     statistics = reading.batch_statistics_of(trainer)
     if statistics is not None and not any(role_of(hook) == "estimator" for hook in plugins.hooks):
         what = f"with {statistics} TRL's advantages depend on a whole round, which is not the batch that is trained on"

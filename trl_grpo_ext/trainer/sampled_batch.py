@@ -20,9 +20,7 @@ from .upstream.acting import pad_rows
 from .upstream.reading import Generated, RunFacts
 
 HookLogps = Mapping[str, torch.Tensor]
-"""Log-probabilities and entropies that hooks need and TRL has not computed for one generation batch, `(B, T)`.
-
-They stand under the name of the need or of the teacher."""
+"""What hooks need and TRL has not computed for a batch, `(B, T)` by the name of the need or of the teacher."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def read_rollout(
         parsing=facts.parsing,
         async_tools=facts.async_tools,
     )
-    when = {"step": progress.step, "training": progress.training}
+    when: dict[str, Any] = {"step": progress.step, "training": progress.training}
     return build_rollout(scored, tensors, made_with, totals, facts.agreement.gather, row_numbers=row_numbers, **when)
 
 

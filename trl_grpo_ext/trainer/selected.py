@@ -100,7 +100,6 @@ class SelectedPlugins:
 
 def _one_source(name: str, in_python: Any, in_config: Any) -> Any:
     if in_python is not None and in_config is not None:
-        raise ConfigurationError(
-            f"{name} is given twice: {in_python!r} to the trainer and {in_config!r} in its config. Keep one of them."
-        )
+        both = f"{in_python!r} to the trainer and {in_config!r} in its config"
+        raise ConfigurationError(f"{name} is given twice: {both}. Keep one of them.")
     return in_config if in_python is None else in_python

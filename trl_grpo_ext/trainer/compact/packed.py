@@ -33,9 +33,9 @@ PAIRS = 2**16
 
 @dataclass(frozen=True)
 class Block:
-    """Rows whose attention runs at once: a token sees those to its left in its row and, before them, all of `before`.
+    """Rows whose attention runs at once; their tokens see those to their left and, before them, all of `before`.
 
-    Rows shorter than the longest repeat their last token on the right, which none of their tokens sees.
+    Rows shorter than the longest repeat their last token, which none of their tokens sees.
     """
 
     places_N_W: torch.Tensor  # of each row's tokens in the packed row

@@ -1,7 +1,6 @@
 """Plan which rows of an optimizer window run together, to compute few tokens. Numbers only.
 
-The cut has the same shape on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as
-many forwards on each rank.
+The cut has the same shape on all ranks, since TRL gathers by row, and sharded models run as often on each.
 """
 
 from collections.abc import Iterator, Sequence

@@ -28,8 +28,7 @@ def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
 
 
 def copies_exactly(model: Any) -> bool:
-    """Whether a prompt's keys and values are all that a completion needs of it: full attention, and no adapter that
-    looks at where the prompt ends."""
+    """Whether a prompt's keys and values are all that a completion needs: full attention, no adapter of the prompt."""
     backbone, text = backbone_of(model), model.config.get_text_config(decoder=True)
     takes = inspect.signature(type(backbone).forward).parameters
     return (

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = 6  # rows of each rank that a trial runs
 PADDED = 3
-"""Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
+"""Those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt."""
 
 SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts

@@ -81,7 +81,8 @@ class CompactUpdates:
         """Of all ranks `(R, N, 7)`: each row's two lengths, kind, group, two widths, images; and what is exact."""
         packing, rank = self.packing, self.facts.rank
         table_B_3 = torch.cat([row_lengths_and_kinds(batch) for batch in micro_batches])
-        dealt = [{key: batch[key] for key in _ROWS} | reading.images_of(batch) for batch in micro_batches]
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        dealt = [{key: batch[key] for key in keys} | reading.images_of(batch) for batch in micro_batches]
         joined = images.joined(join_batches([*map(images.by_row, dealt)]))
         seen = Images.of(joined)
         groups_B_1 = torch.arange(len(table_B_3), device=table_B_3.device).unsqueeze(1)
@@ -228,6 +229,3 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
         return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
     rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
     return None if rows == 1.0 else rows
-
-
-_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
