@@ -42,9 +42,9 @@ def test_it_says_what_it_made_and_what_to_do_next(width: int | None, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["reward", "think_format"], "There is a reward 'think_format' already, from trl-grpo-ext 0.1.0"),
-        (["aggregation", "dapo"], "'dapo' is another name of it"),
-        (["hook", "MyHook"], "Perhaps 'my_hook'?"),
+        (["reward", "think_format"], "'think_format' is taken, by 'think_format' from trl-grpo-ext 0.1.0"),
+        (["aggregation", "dapo"], "The name 'dapo' is taken, by 'token_mean'"),
+        (["hook", "MyHook"], "got 'MyHook'"),
         (["reward", "x", "--distribution", "taken"], "The folder taken cannot be made: File exists."),
         (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
     ],

@@ -36,7 +36,7 @@ NOT_RUN_HERE = {
     r"recipes/\w+_grpo\.py": "tests/recipes trains with each, for fewer steps",
     r"^python recipes/sorting/compare\.py": "takes an hour; tests/recipes/test_sorting_choices.py trains each choice",
     r"^accelerate launch train\.py": "tests/docs_site/test_own_script.py runs that script with that file",
-    r"^sbatch ": "needs Slurm; tests/recipes/test_nodes.py launches several machines as processes",
+    r"^sbatch ": "needs Slurm; tests/recipes/test_nodes.py runs the script with stand-ins for its commands",
     r"^make (?:setup|demo|real)$": "needs an empty environment; the walk of a release does it by hand",
     r"^make (?:quick|test|nightly)$": "runs these tests, as .github/workflows and tests/package/test_package.py say",
     r"^pip install |^python -m venv|^source ": "tests/package/release.py installs the wheel into a new environment",

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import coins_grpo
 import pytest
 from trl.chat_template_utils import parse_response
 
@@ -125,9 +126,6 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("credit", "hooks"), [("turns", [{"name": "turn_rewards", "gamma": 0.5}]), ("outcome", None)])
 def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    import coins_grpo
-
     monkeypatch.setattr(sys, "argv", ["coins_grpo.py", "--output_dir", str(tmp_path), "--credit", credit, "--use_cpu"])
     recipe, args, _ = coins_grpo.parse()
     assert recipe.credit == credit

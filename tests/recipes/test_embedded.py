@@ -2,23 +2,19 @@
 
 import random
 import re
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from embedded import make_detox, make_model, other_formats, rude_text, word_problems
+from embedded.rude_text import draw_scenes, judge, write_reply
+from embedded.word_problems import make_problems
 from transformers import AutoTokenizer
 
 from tests.recipes.launching import MODEL, RECIPES
 from trl_grpo_ext import load_rewards
-
-sys.path.insert(0, str(RECIPES))
-
-from embedded import make_detox, make_model, other_formats, rude_text, word_problems
-from embedded.rude_text import draw_scenes, judge, write_reply
-from embedded.word_problems import make_problems
 
 DETOX = RECIPES / "embedded" / "detox"
 
@@ -129,7 +125,7 @@ def test_splits_share_no_prompt_at_any_size() -> None:
 @pytest.mark.slow
 def test_the_classifier_labels_unseen_scenes_as_the_grammar_does() -> None:
     (selection,) = yaml.safe_load((DETOX / "defaults.yaml").read_text())["rewards"]
-    [classifier] = load_rewards([{**selection, "model": str(DETOX / "classifier"), "local_files_only": True}])
+    [classifier] = load_rewards([{**selection, "model": str(DETOX / "classifier")}])
     rng = random.Random(2)
     scenes = rude_text.scenes("heldout")
     written = [write_reply(scene, rng) for scene in scenes]

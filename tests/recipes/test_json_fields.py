@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from json_fields import task
 
 from tests.recipes.launching import RECIPES, trained
 from trl_grpo_ext import load_rewards
@@ -16,15 +16,7 @@ from trl_grpo_ext.rewards.json_schema import JSONSchema
 SCRIPT = RECIPES / "json_fields_grpo.py"
 
 
-@pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from json_fields import task
-
-    return task
-
-
-def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
+def test_held_out_answers_are_new_and_in_the_text() -> None:
     train, held_out = (task.make_problems(split, 300, 0) for split in ("train", "heldout"))
     assert train == task.make_problems("train", 300, 0) != task.make_problems("train", 300, 1)
     schema = JSONSchema(extract="whole")
@@ -48,7 +40,7 @@ def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
     assert not {one for kind in task.KINDS for one in kind.train} & {one for kind in task.KINDS for one in kind.heldout}
 
 
-def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
+def test_each_field_is_right_or_wrong_at_its_place() -> None:
     wanted = '{"city": "Rome", "boxes": 3, "weight": 4.0, "fragile": true}'
     (reward,) = load_rewards([task.REWARD])
     for said, scores in (

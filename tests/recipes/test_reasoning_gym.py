@@ -12,23 +12,18 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym
 
 pytest.importorskip("reasoning_gym", reason="the extra `reasoning_gym` is not installed")
+
+from procedural import task
+
 SCRIPT = RECIPES / "reasoning_gym_grpo.py"
 SUMS = {"name": "chain_sum", "weight": 3, "max_terms": 2, "max_digits": 1}
-
-
-@pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from procedural import task
-
-    return task
 
 
 def asked(rows: list[dict[str, Any]]) -> set[str]:
     return {row["prompt"][-1]["content"] for row in rows}
 
 
-def test_mixture_holds_problems_out(task: Any) -> None:
+def test_mixture_holds_problems_out() -> None:
     given: dict[str, Any] = {"examples": 2, "extract": "answer"}
     train, held_out = task.make_problems([SUMS, "{name: gcd, max_value: 30}"], (800, 40), 1, **given)
     assert Counter(row["task"] for row in held_out) == {"chain_sum": 30, "gcd": 10}
@@ -44,14 +39,14 @@ def test_mixture_holds_problems_out(task: Any) -> None:
     assert len(shown) <= 8
     assert "</answer>" in train[0]["prompt"][2]["content"]
     right = [f"so <answer>{row['answer']}</answer>" for row in held_out]
-    columns = {name: [row[name] for row in held_out] for name in ("task", "seed", "index", "config")}
+    columns = {name: [row[name] for row in held_out] for name in ("task", "entry", "config")}
     assert ReasoningGym(extract="answer")(right, **columns) == [1.0] * 40
     solved = task.Solved("gcd", "answer")([*right[:-1], "<answer>no</answer>"], **columns)
     expected = [1.0 if name == "gcd" else None for name in columns["task"]]
     assert solved == [*expected[:-1], 0.0 if expected[-1] else None]
 
 
-def test_what_cannot_be_a_mixture_is_refused(task: Any) -> None:
+def test_what_cannot_be_a_mixture_is_refused() -> None:
     for tasks, sizes in (([], (8, 8)), ([{**SUMS, "weight": 0}], (8, 8)), (["gcd"], (8, 0))):
         with pytest.raises(task.RecipeError, match="one task"):
             task.make_problems(tasks, sizes, 0, examples=0, extract="whole")

@@ -1,18 +1,14 @@
 """The rewards and the prompt of `configs/smollm2_1.7b_tutorial.yaml`."""
 
 import re
-import sys
 
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tutorial.rewards import answered_digits, tutorial_accuracy, tutorial_format
 
 from tests.recipes.launching import RECIPES
 from trl_grpo_ext import load_rewards
-
-sys.path.insert(0, str(RECIPES))
-
-from tutorial.rewards import answered_digits, tutorial_accuracy, tutorial_format
 
 FORM = re.compile(r"<think>.*?</think>.*?<answer>\D*?(\d+)\D*?</answer>", re.DOTALL)
 """What the tutorial's expression comes down to; `re.match`, so from the beginning."""

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import length_reward, train
-from trl_grpo_ext.records.findings import (
-    Curve,
-    Finding,
-    PartFacts,
-    RunFacts,
-    findings,
-    findings_of,
-    part_facts,
-)
-from trl_grpo_ext.records.token_records import COLUMNS
-from trl_grpo_ext.records.token_records import write_records as write_token_records
+from trl_grpo_ext.records.findings import Curve, Finding, RunFacts, findings, findings_of
 
 STEPS = 40
 History = list[dict[str, Any]]
@@ -175,61 +165,6 @@ def test_a_curve_by_hand() -> None:
 def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> None:
     forth, back = (Curve.of(dict(enumerate(each))) for each in (values, values[::-1]))
     assert forth.change() == pytest.approx(-back.change())
-
-
-def test_parts_that_are_never_right_or_always_or_nowhere() -> None:
-    parts: dict[str, Any] = {
-        "parts/r/wrong/mean": 0.0,
-        "parts/r/wrong/present": 1.0,
-        "parts/r/right/mean": 1.0,
-        "parts/r/gone/mean": 0.0,
-        "parts/r/gone/present": 0.0,
-        "parts/r/healthy/mean": after(5, 0.0, 0.4),
-    }
-    found = [one for one in findings(RunFacts(history(**parts), {"watched"})) if one.name.startswith("part")]
-    assert [(one.name, one.sentence) for one in found] == [
-        ("part_missing", "no completion has r/gone"),
-        ("part_never_right", "no completion scores in r/wrong"),
-        ("part_always_right", "every completion scores 1 in r/right"),
-    ]
-
-
-def write_parts(file: Path, groups: Sequence[Sequence[Mapping[str, float | None]]], present: bool = True) -> Path:
-    """Token records with the parts of each completion of each group."""
-    rows = [
-        {
-            **dict.fromkeys(COLUMNS),
-            "group": group,
-            "member": member,
-            "rewards": [],
-            "outcomes": [],
-            "parts": list(parts),
-            "part_scores": list(parts.values()),
-            "part_present": [present] * len(parts),
-        }
-        for group, members in enumerate(groups)
-        for member, parts in enumerate(members)
-    ]
-    found = write_token_records(rows, str(file), 1)
-    assert found is not None
-    return found
-
-
-def test_what_part_credit_could_be_worth_by_hand(tmp_path: Path) -> None:
-    # a: 1, 1, 0, 0 and b: 1, 0, 1, 0 have the variance 1 each and their sum 2, so they are independent.
-    scores = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
-    independent = write_parts(tmp_path / "a", [[{"r/a": a, "r/b": b, "r/c": 3.0} for a, b in scores]])
-    assert part_facts([independent]) == PartFacts(2.0, 1.0, 0.0)
-    together = write_parts(tmp_path / "b", [[{"r/a": a, "r/b": a} for a, _ in scores]], present=False)
-    assert part_facts([together]) == PartFacts(2.0, 2.0, 1.0)
-    assert part_facts([write_parts(tmp_path / "c", [[{}, {}]])]) is None
-    assert part_facts([]) is None
-    facts = PartFacts(8.2, 1.04, 0.1)
-    (found,) = (one for one in findings(RunFacts(history(), {"watched"}, parts=facts)))
-    assert found.name == "parts_unused"
-    assert "about 8 parts that vary" in found.sentence
-    assert names(history(), parts=facts, hooks={"part_credit"}) == []
-    assert names(history(), parts=PartFacts(8.2, 2.1, 0.1)) == names(history(), parts=PartFacts(2.0, 1.0, 0.0)) == []
 
 
 def test_a_training_ends_with_its_findings_on_stderr(

@@ -59,7 +59,7 @@ def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
     if old is None or new is None:
         return False
     hashes = (old.source_hash, new.source_hash)
-    first, second = (asdict(replace(r, source="", source_hash=None, selected=True)) for r in (old, new))
+    first, second = (asdict(replace(r, source_hash=None, selected=True)) for r in (old, new))
     return (None in hashes or hashes[0] == hashes[1]) and json.dumps(first) == json.dumps(second)
 
 
@@ -122,7 +122,6 @@ def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
     old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
     assert differences(old, new) == []
     assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
-    assert version_notes(old, replace(old, contract_version=3)) == ["plugin contract 1 in the checkpoint, 3 here"]
 
 
 def test_the_line_names_a_plugin_as_often_as_it_acts() -> None:
@@ -166,12 +165,12 @@ def with_record(**values: Any) -> dict[str, Any]:
         ("", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
         ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
-        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is 'x'"),
-        ({**GOOD, "contract_version": True}, "contract_version is True"),
+        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is no mapping of kind, .*: 'x'"),
+        ({**GOOD, "format": True}, "format is True"),
         (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
         (with_record(weight=True), r"plugins\[0\].weight is True"),
-        (with_record(more=1), r"plugins\[0\] lacks, or should not have, 'more'"),
-        ({**GOOD, "plugins": [{"kind": "reward"}]}, "lacks, or should not have"),
+        (with_record(more=1), r"plugins\[0\] is no mapping"),
+        ({**GOOD, "plugins": [{"kind": "reward"}]}, r"plugins\[0\] is no mapping"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
@@ -202,18 +201,8 @@ def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         plugin.write_bytes(content)
         found.append(hash_of_module("mine.plugin"))
     assert found[0] == found[1] != found[2]
-    assert found[0][1] == "the module mine.plugin"
     assert "mine" not in sys.modules
-
-
-def test_no_source_has_a_reason() -> None:
-    for module in ("itertools", "no_such_module", "mine.no", "sys"):
-        assert hash_of_module(module) == (None, f"not hashed: {module} has no source file")
-    typed: dict[str, Any] = {}
-    exec("def reward(**columns): return []", typed)  # as at a prompt
-    found, reason = hash_of_text(typed["reward"])
-    assert found is None
-    assert reason.startswith("not hashed: reward was typed in")
+    assert [hash_of_module(name) for name in ("itertools", "no_such_module", "mine.no", "sys")] == [None] * 4
 
 
 def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path) -> None:
@@ -228,6 +217,9 @@ def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path) -> None:
         hashes.append(record.source_hash)
     assert hashes[0] == hashes[1] != hashes[2]
     assert None not in hashes
+    typed: dict[str, Any] = {}
+    exec("def reward(**columns): return []", typed)  # as at a prompt
+    assert hash_of_text(typed["reward"]) is None
 
 
 # ---------------------------------------------------------------------------------------------- given in Python

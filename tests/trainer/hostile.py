@@ -186,7 +186,7 @@ def empties_and_raises(prompts: list[str], completions: list[str], **columns: An
 
 
 LIMIT = 1.0
-LATE = ("RewardError", f"did not finish within {LIMIT:g} s (reward_timeout)")
+LATE = ("RewardError", f"did not finish within {LIMIT:g} s")
 RUN = "PluginRunError"
 REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "raises_at_a_row": (raises_at_one_row, (RUN, "ZeroDivisionError: float division by zero (at row 2 of 4, whose ")),

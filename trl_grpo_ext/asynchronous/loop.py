@@ -27,7 +27,6 @@ from ..errors import ConfigurationError, PluginRunError
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch
 from ..trainer.selected import SelectedPlugins
-from ..trainer.upstream.reading import parsing_of
 from ..types import FilterDeclaration, Part, Rollout, Totals
 
 MOST_DROPPED = 1000
@@ -119,7 +118,6 @@ def rollout_of(
         reward_names=list(rows[0].rewards),
         reward_weights_K=torch.tensor(rows[0].reward_weights),
         group_size=len(rows),
-        parsing=parsing_of(tokenizer),
     )
     of_group: dict[str, Any] = {
         name: torch.tensor([row.of_group[name] for row in rows], device=device) for name in rows[0].of_group

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,6 @@ from ..errors import ManifestError
 from ..guard.untrusted import printable_name
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
-from .token_records import FOLDER as RECORDS
-from .writing import evenly
 
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
@@ -37,13 +34,8 @@ LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
-INDEPENDENT, FEWEST_PARTS = 1.5, 3.0
-"""Most `Var(sum) / sum of variances` of parts that vary independently, and fewest parts that are worth saying so."""
-MOST_FILES = 40
-"""Most token record files read, spread evenly over the run."""
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
-_PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -124,26 +116,12 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class PartFacts:
-    """What paying each part by itself could be worth, from saved scores alone."""
-
-    # how many parts of a completion vary: `(Σ v)² / Σ v²` of the variances `v` of the parts in their groups
-    count: float
-    # the variance of the parts' sum over the sum of their variances: 1 if they are independent, `count` if they are
-    # right or wrong together
-    dependence: float
-    missing: float  # the share of the parts that have no place in their completion
-
-
-@dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run: log, rewards of weight 0, shapers, all hooks, parts."""
+    """What the findings know of a run: log, rewards of weight 0, shapers."""
 
     history: History
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
-    hooks: Collection[str] = ()
-    parts: PartFacts | None = None
 
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
@@ -171,7 +149,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
     """The findings of the run in a folder.
 
     Args:
-        folder: Its output_dir, with the manifest and, if there are any, the token records.
+        folder: Its output_dir, with the manifest.
         history: Its log entries, as `trainer.state.log_history` has them.
     """
     try:
@@ -180,9 +158,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = ()
     untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    files = sorted(Path(folder, RECORDS).glob("step_*.parquet"))
-    hooks = {one.name for one in plugins if one.kind == "advantage_hook"}
-    return findings(RunFacts(history, untrained, shapers, hooks, part_facts(evenly(files, MOST_FILES))))
+    return findings(RunFacts(history, untrained, shapers))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -304,46 +280,6 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         yield Finding("failing_reward", total.steps[first], total.steps[-1], sentence)
 
 
-def idle_parts(run: RunFacts) -> Iterator[Finding]:
-    """A part whose score is 0, or 1, or that is nowhere, in all completions."""
-    alike: dict[str, list[tuple[str, Curve, int]]] = {}
-    for key in run.keys:
-        if (found := _PART.fullmatch(key)) is None or len(curve := run.curve(key)) < SHORTEST_RUN:
-            continue
-        kinds = {"part_missing": curve.means <= 0}
-        if found[2] == "mean":
-            kinds = {"part_never_right": curve.means == 0, "part_always_right": curve.means == 1}
-        for kind, holds in kinds.items():
-            if (first := curve.since(holds, share=0.5)) is not None:
-                alike.setdefault(kind, []).append((printable_name(found[1]), curve, first))
-    missing = {name for name, *_ in alike.get("part_missing", ())}
-    says = {
-        "part_missing": "no completion has",
-        "part_never_right": "no completion scores in",
-        "part_always_right": "every completion scores 1 in",
-    }
-    for kind, what in says.items():
-        parts = [one for one in alike.get(kind, ()) if kind == "part_missing" or one[0] not in missing]
-        if parts:
-            more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-            sentence = f"{what} {', '.join(name for name, *_ in parts[:3])}{more}"
-            _, curve, first = parts[0]
-            yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
-
-
-def unused_parts(run: RunFacts) -> Iterator[Finding]:
-    """The parts of the rewards vary independently, and no hook pays each by itself."""
-    reads = {"part_credit", "process_rewards", "turn_rewards", "gigpo"} & {*run.hooks}
-    if run.parts is None or reads or run.parts.count < FEWEST_PARTS or run.parts.dependence > INDEPENDENT:
-        return
-    sentence = (
-        f"rewards consist of about {run.parts.count:.0f} parts that vary (variance of their sum over the sum of their "
-        f"variances: {run.parts.dependence:.2f}; 1 is independent; {run.parts.missing:.0%} are missing), and all of "
-        "them pay all tokens; part_credit pays each by itself"
-    )
-    yield Finding("parts_unused", run.reward.steps[0], run.reward.steps[-1], sentence)
-
-
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     reward_against_metric,
     reward_fell,
@@ -352,42 +288,7 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     entropy_gone,
     constant_reward,
     failing_reward,
-    idle_parts,
-    unused_parts,
 )
-
-
-def part_facts(files: Sequence[Path]) -> PartFacts | None:
-    """What token records say of the parts; None if they have none that vary."""
-    import pyarrow
-    import pyarrow.parquet
-
-    variances: dict[str, float] = defaultdict(float)
-    of_sums = present = scored = 0.0
-    for path in files:
-        try:
-            columns = ["group", "parts", "part_scores", "part_present"]
-            rows = pyarrow.parquet.read_table(path, columns=columns, use_threads=False).to_pylist()
-        except (pyarrow.ArrowException, OSError, ValueError):  # damaged, or of before parts were recorded
-            continue
-        groups: dict[Any, list[dict[str, float]]] = defaultdict(list)
-        for row in rows:
-            groups[row["group"]].append(dict(zip(row["parts"] or (), row["part_scores"] or (), strict=False)))
-            present += sum(row["part_present"] or ())
-            scored += len(row["part_present"] or ())
-        for members in groups.values():
-            sums = np.zeros(len(members))
-            for name in {name for member in members for name in member}:
-                values = np.array([member.get(name, np.nan) for member in members], dtype=float)
-                apart = np.nan_to_num(values - np.nanmean(values))
-                variances[name] += float(apart @ apart)
-                sums += apart
-            of_sums += float(sums @ sums)
-    each = np.array(list(variances.values()))
-    if not each.sum() > 0:
-        return None
-    count = float(each.sum() ** 2 / (each**2).sum())
-    return PartFacts(count, of_sums / float(each.sum()), 1 - present / scored)
 
 
 def _share_right(run: RunFacts) -> Curve | None:

@@ -34,8 +34,8 @@ class PythonTests(Judged):
     column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with the row's
-      value in the column `entry_point`;
+    - one source text (HumanEval, `test_*` functions, unittest): one test, for which `check(candidate)` is called with
+      the row's value in the column `entry_point`;
     - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
 
@@ -136,7 +136,6 @@ class PythonTests(Judged):
         return replace(judgement, score=Parts(parts, judgement.score or 0.0))
 
     def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
-        """The outcome, and the numbers of the tests that pass."""
         if isinstance(plan, list):
             return self._try_examples(code, plan, stop)
         plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}

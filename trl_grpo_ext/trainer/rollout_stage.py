@@ -226,8 +226,7 @@ class RolloutStage:
         rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
         batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
-        signal_N_C = self.facts.gather(signal_table(rollout, allowed_signs_B_T))
-        self.records.warn(self._chain.overruled(signal_N_C))
+        signal_N_C = self.facts.gather(signal_table(rollout))
         batch[BatchKeys.reward] = rollout.rewards_B
         batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
         batch[BatchKeys.baseline] = rollout.group_baselines_B

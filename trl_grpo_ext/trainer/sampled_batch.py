@@ -92,7 +92,6 @@ def read_rollout(
         reward_weights_K=reward_weights_K,
         group_size=group_size,
         rank=facts.rank,
-        parsing=facts.parsing,
         async_tools=facts.async_tools,
     )
     when: dict[str, Any] = {"step": progress.step, "training": progress.training}

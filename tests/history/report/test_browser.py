@@ -1,6 +1,6 @@
 """The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything.
 
-Hostile completions are text and nothing else, and a watched page follows its training.
+Hostile completions are text and nothing else.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from tests.history.report.make_big_run import (
     write_step,
 )
 from tests.history.report.trained import write_history
+from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import visible, write_page
 from trl_grpo_ext.testing.builders import turns_between
-from trl_grpo_ext.types import turn_numbers
 
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
@@ -409,38 +409,6 @@ def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: P
         for width in (1280, 375):
             set_device(driver, width, 812)
             assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-
-
-# ---------------------------------------------------------------------------------------------- a training that goes on
-
-
-RELOADED = """
-if (!(performance.timeOrigin > arguments[0] && document.documentElement.dataset.ready)) return null;
-const value = (id) => document.getElementById(id).value;
-return { step: document.getElementById('step').selectedOptions[0].textContent, group: value('group'),
-  filter: value('filter'), sort: value('sort'), text: value('search'), run: value('run') };
-"""
-"""Where a page stands that has loaded itself again since then."""
-
-ORIGIN = "return performance.timeOrigin"
-
-
-def test_browser_reloads_a_watched_page_in_place(chromium: Any, own_runs: Path) -> None:
-    page = own_runs / "watched.html"
-    write_page(load_runs([own_runs / "one", own_runs / "two"]), page, reload_seconds=3)
-    set_device(chromium, 1280, 900)
-    open_page(chromium, page)
-    steps = chromium.execute_script("return [...document.getElementById('step').options].map((o) => o.textContent)")
-    chosen = {"run": "1", "step": "0", "group": "1", "filter": "truncated", "sort": "reward-up"}
-    for name, value in chosen.items():
-        choose(chromium, name, value)
-    place = wait_until(chromium, RELOADED, chromium.execute_script(ORIGIN))
-    assert place == {**chosen, "step": steps[0], "text": ""}
-    # Somebody who points at things is left alone.
-    chromium.execute_script("window.busy = setInterval(() => dispatchEvent(new Event('pointermove')), 50)")
-    begun = chromium.execute_script(ORIGIN)
-    time.sleep(4)
-    assert chromium.execute_script(ORIGIN) == begun
 
 
 # ---------------------------------------------------------------------------------------------- turns

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.history.report.browsing import credit
 from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_around, write_big_run, write_hostile_run
 from tests.history.report.trained import write_history
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
@@ -384,14 +383,12 @@ def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None
         assert "No completions are on this page." in " ".join(Page(path.read_text(encoding="utf-8")).text)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    run = load_run(write_history(tmp_path_factory.mktemp("run"), [{"step": 1, "loss": 1.0}]))
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    run = load_run(write_history(tmp_path / "run", [{"step": 1, "loss": 1.0}]))
     (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "r.html", tmp_path / "folder"):
-        with pytest.raises(ConfigurationError, match="written"):
-            write_page([run], path, limit=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    with pytest.raises(IsADirectoryError):
+        write_page([run], tmp_path / "folder", limit=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run"]
 
 
 def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:

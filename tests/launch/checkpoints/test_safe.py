@@ -176,7 +176,7 @@ def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, t
 
 
 def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="Remove enable_jit_checkpoint"):
+    with pytest.raises(ConfigurationError, match="enable_jit_checkpoint saves"):
         make(tiny_model, tmp_path, enable_jit_checkpoint=True)
 
 
@@ -219,18 +219,14 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
-def test_safe_checkpoint_resumes_a_finished_run(
-    tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_safe_checkpoint_resumes_a_finished_run(tiny_model: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     done = make(tiny_model, tmp_path, **plan)
     done.train()
     steps = done.state.global_step
     weights = {name: value.clone() for name, value in done.model.state_dict().items()}
     again = make(tiny_model, tmp_path, **plan)
-    with caplog.at_level(logging.WARNING):
-        again.train(resume_from_checkpoint=True)
+    again.train(resume_from_checkpoint=True)
     assert again.state.global_step == steps
-    assert f"is finished: its checkpoint is at step {steps} of {steps}" in caplog.text
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{steps}")
     assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
     more = make(tiny_model, tmp_path, max_steps=steps + 1)

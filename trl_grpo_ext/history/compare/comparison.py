@@ -15,7 +15,7 @@ import torch
 
 from ...credit.flow import plugin_label
 from .running import BatchResult
-from .saved import SavedBatch, join_key, number_of
+from .saved import SavedBatch, number_of
 from .selections import LoadedSelection
 from .statistics import Estimate
 
@@ -44,21 +44,6 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """A completion that two selections treat differently."""
-
-    step: int  # at which it was saved
-    group: str  # by the file's number or a running one
-    member: int
-    tokens: int  # live ones
-    prompt: str  # messages as JSON
-    completion: str
-    mass: Mapping[str, float]  # by selection, its share of the gradient mass
-    advantage: Mapping[str, float]  # by selection, the mean of its tokens' advantages
-    reward: Mapping[str, float | None]  # by selection, the weighted sum of its rewards
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pair:
     """The base and another selection, by their names."""
 
@@ -67,7 +52,6 @@ class Pair:
     same_sign: float  # share of the completions whose advantages have the same sign, or are 0 under both
     moved: float | None  # share of the mass that moves to other completions: half the sum of absolute differences
     moved_between_tokens: float | None  # the same, between tokens
-    disagreements: Sequence[Disagreement]  # where the shares of the mass differ most, largest difference first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +88,6 @@ class Comparison:
     """A comparison of selections of plugins on the same completions; the first selection is the base."""
 
     source: str  # the file or folder
-    tokens_are: str  # "records", "tokenizer" or "words"
     notes: Sequence[str]  # how the files were read, and what the numbers leave out; one sentence each
     steps: Sequence[int]  # that were read, one for each generation batch
     completions: int
@@ -143,12 +126,10 @@ QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quar
 TENTHS = 10
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""
-_SAME = 1e-6
-"""Shares of the mass that differ by no more, relative to the largest, count as equal."""
 
 
 class _Totals:
-    """One selection's numbers of all `N` completions, in float64; shares are zero without any gradient mass."""
+    """One selection's numbers of all `N` completions, in float64."""
 
     def __init__(self, name: str, results: Sequence[BatchResult]) -> None:
         self.name = name
@@ -156,7 +137,6 @@ class _Totals:
         self.advantages_N = torch.cat([one.advantages_B for one in results]).double()
         self.lengths_N = torch.cat([one.mask_B_T.double().sum(dim=1) for one in results])
         self.mass_N = torch.cat([one.mass_B_T.double().sum(dim=1) for one in results])
-        self.shares_N = self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
         self.tenths_N = torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results])
 
 
@@ -166,7 +146,6 @@ def what_moves(
     results: Mapping[str, Sequence[BatchResult]],
     *,
     right_at: float,
-    show: int,
     **read: Any,
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
@@ -186,7 +165,7 @@ def what_moves(
         correct_by=results[base.name][0].reward_names[0],
         right_at=right_at,
         selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
-        pairs=[_pair(base, one, results, batches, show) for one in totals[1:]],
+        pairs=[_pair(base, one, results) for one in totals[1:]],
         by_length=_by_length(totals),
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
         by_position=[
@@ -232,21 +211,9 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
     return parts
 
 
-def _pair(
-    base: _Totals,
-    other: _Totals,
-    results: Mapping[str, Sequence[BatchResult]],
-    batches: Sequence[SavedBatch],
-    show: int,
-) -> Pair:
-    """The base and another selection: how far they agree, and where not."""
+def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchResult]]) -> Pair:
+    """How far the base and another selection agree."""
     masses = [one.mass_N.sum() for one in (base, other)]
-    differences_N = (base.shares_N - other.shares_N).abs()
-    # In multiples of the rounding error, so that equal differences keep the order of the file.
-    steps_N = (differences_N / (_SAME * base.shares_N.max())).round().nan_to_num(nan=0.0)
-    has_mass = all(mass > 0 for mass in masses)
-    worst = steps_N.argsort(descending=True, stable=True)[:show].tolist() if has_mass else []
-    rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]
     one_sign, other_sign = (
         one.advantages_N.masked_fill(one.advantages_N.abs() <= _NOTHING, 0.0).sign() for one in (base, other)
     )
@@ -254,28 +221,13 @@ def _pair(
         float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
         for a, b in zip(results[base.name], results[other.name], strict=True)
     )
-
-    def disagreement(index: int) -> Disagreement:
-        batch, row = rows[index]
-        return Disagreement(
-            step=batch.step,
-            group=str(batch.group_names[row]),
-            member=row % batch.num_generations,
-            tokens=int(base.lengths_N[index]),
-            prompt=join_key(batch.prompts[row]),
-            completion=batch.texts[row],
-            mass={one.name: float(one.shares_N[index]) for one in (base, other)},
-            advantage={one.name: float(one.advantages_N[index]) for one in (base, other)},
-            reward={one.name: number_of(float(one.rewards_N[index])) for one in (base, other)},
-        )
-
+    has_mass = all(mass > 0 for mass in masses)
     return Pair(
         base=base.name,
         other=other.name,
         same_sign=float((one_sign == other_sign).double().mean()),
-        moved=float(differences_N.sum()) / 2 if has_mass else None,
+        moved=float((base.mass_N / masses[0] - other.mass_N / masses[1]).abs().sum()) / 2 if has_mass else None,
         moved_between_tokens=between_tokens / 2 if has_mass else None,
-        disagreements=[disagreement(index) for index in worst if steps_N[index] > 0],
     )
 
 

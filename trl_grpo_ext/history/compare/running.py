@@ -26,7 +26,7 @@ from ...guard.calls import call, is_model
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, Tokens
-from .selections import LoadedSelection, RewardSource, check_runnable, check_weights
+from .selections import LoadedSelection, RewardSource, check_weights
 
 EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
@@ -60,7 +60,6 @@ def run_selection(
     selection: LoadedSelection, batch: SavedBatch, known: dict[str, OneReward], tokenizer: Any
 ) -> BatchResult:
     """Run a selection on a batch; `known` are the rewards of that batch that other selections have called."""
-    check_runnable(selection, batch)
     rollout = _rollout(selection, batch, _rewards(selection, batch, known), tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
@@ -71,7 +70,7 @@ def run_selection(
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        assert batch.tokens.logps_B_T is not None  # `check_runnable` has checked it
+        assert batch.tokens.logps_B_T is not None  # `read_saved` left out what has none
         assert batch.tokens.entropies_B_T is not None
         forward = Forward(
             logps_B_T=batch.tokens.logps_B_T,
@@ -123,7 +122,7 @@ def _rollout(
     rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
     rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size
-    truncated_B = torch.tensor(batch.truncated or [False] * count)
+    truncated_B = torch.tensor(batch.truncated)
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
@@ -228,11 +227,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             },
         )
     except (RewardError, PluginOutputError, PluginRunError) as error:
-        advice = ""
-        if "column" in str(error) or "required" in str(error):
-            there = ", ".join(sorted(columns)) or "none"
-            advice = f" The columns there are: {there}. Join the training data's by --dataset FILE."
-        raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
+        raise type(error)(f"{selection}, {batch.where}: {error}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")

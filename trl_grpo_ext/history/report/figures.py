@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install {error.name}") from error
 
-from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, label, style, svg_of
+from .drawing import Absent, Panel, Series, draw_lines, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
@@ -35,7 +35,7 @@ _OUTCOMES = (
     "refused",
     "error",
 )
-"""In stacking order; others follow."""
+"""In this order; others follow."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ def parts(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per run and reward with outcomes: their shares, stacked."""
-    found: dict[str, dict[str, str]] = {}
+    """One panel per reward with outcomes: their shares."""
+    found: dict[str, list[str]] = {}
     for match in _matches(runs, r"outcomes/(.+)/([^/]+)"):
-        found.setdefault(match[1], {})[match[2]] = match[0]
+        found.setdefault(match[1], []).append(match[2])
     panels = []
-    for reward, keys in found.items():
-        order = [name for name in _OUTCOMES if name in keys] + sorted(keys.keys() - {*_OUTCOMES})
-        shares = {name: keys[name] for name in order}
-        panels += [(_of_run(runs, run, reward), run, shares) for run in runs]
-    return draw_stacked(panels, "No reward of these runs has outcomes; guard: {} gives any reward some.", share=True)
+    for reward, names in found.items():
+        order = sorted(names, key=lambda name: (_OUTCOMES.index(name) if name in _OUTCOMES else len(_OUTCOMES), name))
+        shares = [Series(f"outcomes/{reward}/{name}", name) for name in order]
+        panels.append(Panel(reward, shares, share=True, whole=True))
+    return draw_lines(runs, panels, "No reward of these runs has outcomes; guard: {} gives any reward some.")
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
@@ -125,22 +125,6 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
         for measure, title in measures.items()
     ]
     return draw_lines(runs, panels, "No advantage hook is selected.")
-
-
-def phase_times(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per run: the seconds of an optimizer step, stacked."""
-    panels = []
-    for run in runs:
-        phases = {name: f"time/{name}" for name in ("generation", "rewards", "update")}
-        if not {*run.keys()} & {*phases.values()}:
-            phases = {"whole step": "step_time"}
-        panels.append((_of_run(runs, run, "seconds"), run, phases))
-    return draw_stacked(panels, "No times are in the history.")
-
-
-def _of_run(runs: Sequence[Run], run: Run, title: str) -> str:
-    """The title of a panel that shows one run alone."""
-    return title if len(runs) == 1 else f"{label(run.name)}: {title}"
 
 
 PLOTS: tuple[Plot, ...] = (
@@ -192,8 +176,8 @@ PLOTS: tuple[Plot, ...] = (
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
-            Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True),
-            Panel("groups without spread, by the plugins' count", ["groups/zero_variance"], share=True),
+            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True),
+            Panel("groups without spread, by the plugins' count", [Series("groups/zero_variance")], share=True),
         ),
     ),
     Plot(
@@ -213,7 +197,7 @@ PLOTS: tuple[Plot, ...] = (
         _of_metrics(
             Panel("tokens per completion: mean, shortest to longest", [_range("completions/{}_length")]),
             Panel("tokens of completions that ended by themselves", [_range("completions/{}_terminated_length")]),
-            Panel("share cut off at the limit", ["completions/clipped_ratio"], share=True),
+            Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
         ),
     ),
     Plot(
@@ -222,7 +206,7 @@ PLOTS: tuple[Plot, ...] = (
         "Entropy",
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
         "breaks down.",
-        _of_metrics(Panel("entropy, nats", ["entropy"])),
+        _of_metrics(Panel("entropy, nats", [Series("entropy")])),
     ),
     Plot(
         "kl",
@@ -230,20 +214,7 @@ PLOTS: tuple[Plot, ...] = (
         "KL divergence",
         "Distance from the reference model, with the asynchronous trainer from the model that sampled; a jump often "
         "comes before a collapse.",
-        _of_metrics(Panel("KL, nats per token", ["kl"]), reason="beta is 0, so no KL divergence is computed."),
-    ),
-    Plot(
-        "clip_shares",
-        "Update",
-        "Clipping",
-        "The share of tokens whose ratio is clipped; always 0 if each batch is used once; above a few percent the "
-        "policy moves too far in one batch.",
-        _of_metrics(
-            Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"]),
-            Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"]),
-            Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"]),
-            Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"]),
-        ),
+        _of_metrics(Panel("KL, nats per token", [Series("kl")]), reason="beta is 0, so no KL divergence is computed."),
     ),
     Plot(
         "optimisation",
@@ -252,17 +223,10 @@ PLOTS: tuple[Plot, ...] = (
         "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
         "you meant.",
         _of_metrics(
-            Panel("loss", ["loss"]),
-            Panel("gradient norm before clipping", ["grad_norm"]),
-            Panel("learning rate", ["learning_rate"]),
+            Panel("loss", [Series("loss")]),
+            Panel("gradient norm before clipping", [Series("grad_norm")]),
+            Panel("learning rate", [Series("learning_rate")]),
         ),
-    ),
-    Plot(
-        "phase_times",
-        "Cost",
-        "Time per optimizer step",
-        "Where the seconds go; speed up what takes most.",
-        phase_times,
     ),
 )
 
@@ -276,10 +240,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
     "entropy_gone": ("entropy", "all"),
     "constant_reward": ("reward_functions", "all"),
     "failing_reward": ("outcomes", "unparseable"),
-    "part_never_right": ("parts", "all"),
-    "part_always_right": ("parts", "all"),
-    "part_missing": ("parts", "all"),
-    "parts_unused": ("parts", "all"),
 }
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 

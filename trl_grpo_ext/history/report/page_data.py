@@ -135,7 +135,6 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "pictures": [pictures for _, pictures in prompts],
         "prompt": [prompts[prompt] for prompt in asked],
         "completions": [row.completion for row in rows],
-        "extras": [row.extras for row in rows],
         "failed": [row.failed_turns for row in rows],
         "parts": [row.parts for row in rows],
         "vocabulary": list(vocabulary),
@@ -212,7 +211,6 @@ class Row:
     # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
-    extras: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
     tokens: list[str] | None = None
     spans: Numbers | None = None  # `(start, end)` of each token in UTF-16 units, as browsers count
@@ -285,7 +283,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             if name in at
         }
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
-        parts = [(_short(name, 60), number(float(score))) for name, score in scores]
+        parts = [(_short(name), number(float(score))) for name, score in scores]
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
@@ -294,7 +292,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             truncated=at.get("truncated"),
             rewards={str(name): number(value) for name, value in dict(at.get("rewards", ())).items()},
             reward=number(at.get("reward")),
-            outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
+            outcomes={str(name): _short(value) for name, value in dict(at.get("outcomes", ())).items()},
             pictures=_pictures(run, path, at.get("images", ())),
             tokens=[str(token) for token in at["tokens"]],
             spans=utf16_spans(completion, whole["starts"], whole["ends"])
@@ -360,7 +358,6 @@ def _of_table(run: Run, path: Path) -> list[Row]:
     numeric = [name for name in columns if name not in _OF_TABLE and _all_numbers(columns[name])]
     rewards = [name for name in numeric if name in logged] or numeric
     outcomes = [name for name in columns if name.endswith(OUTCOME_SUFFIX)]
-    extras = columns.keys() - {*_OF_TABLE, *rewards, *outcomes}
     prompts = [plain_text(prompt) for prompt in columns["prompt"]]
     rows = []
     for index, (group, member) in enumerate(_groups(prompts, run)):
@@ -373,13 +370,12 @@ def _of_table(run: Run, path: Path) -> list[Row]:
                 group=group,
                 member=member,
                 prompt=prompts[index],
-                completion=completion if isinstance(completion, str) else plain_text(completion),
+                completion=plain_text(completion) if isinstance(completion, list) else str(completion),
                 truncated=None,
                 rewards={name: number(at[name]) for name in rewards},
                 reward=None,  # the table has no weights
                 credit=number(at["advantage"]),
-                outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name], 60) for name in outcomes if at[name]},
-                extras={name: _short(at[name]) for name in columns if name in extras and at[name] is not None},
+                outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name]) for name in outcomes if at[name]},
             )
         )
     return rows
@@ -403,7 +399,7 @@ def _all_numbers(values: Sequence[Any]) -> bool:
     return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
 
 
-def _short(value: Any, size: int = 500) -> str:
+def _short(value: Any, size: int = 60) -> str:
     text = str(value)
     return text if len(text) <= size else text[:size] + "…"
 

@@ -124,22 +124,13 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
 
 
 def memory_problems(case: Case, memory: Memory) -> list[Problem]:
-    """What may not fit, as warnings."""
-    problems = []
+    """A warning if the run may not fit."""
     least = min((size for size in case.devices if size), default=0)
-    if least and not case.on_cpu and memory.peak > BARELY * least:
-        message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
-        fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
-        problems.append(Problem("warning", "memory", message, fix))
-    # One checkpoint is written before one is deleted.
-    free = case.free_disk()
-    needed = ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
-    saves = getattr(case["save_strategy"], "value", None) != "no"
-    if saves and needed > free and not (case.machine.elsewhere or case.machine.assumed):
-        message = f"Checkpoints take about {needed / GB:.1f} GB, and {free / GB:.1f} GB are free."
-        fix = "Lower save_total_limit, set save_only_model: true, or choose another output_dir."
-        problems.append(Problem("warning", "disk", message, fix))
-    return problems
+    if not least or case.on_cpu or memory.peak <= BARELY * least:
+        return []
+    message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
+    fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
+    return [Problem("warning", "memory", message, fix)]
 
 
 def _states(optimizer: str, each: int) -> float:

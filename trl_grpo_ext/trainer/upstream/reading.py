@@ -14,7 +14,6 @@ from accelerate.utils import is_peft_model
 from trl.trainer.utils import use_adapter
 
 from ...credit.flow import TRL_REDUCTIONS
-from ...credit.turns import Parsing
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
 from ..facts import LossSettings, Progress
@@ -48,7 +47,6 @@ class RunFacts:
         self.device: torch.device = accelerator.device
         tools = [tool for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)]
         self.async_tools = frozenset(getattr(tool, "__name__", "") for tool in tools)
-        self.parsing = parsing_of(self.tokenizer)  # by what TRL parses the messages of a conversation
 
     def group_size(self, training: bool) -> int:
         return self.num_generations if training else self.num_generations_eval
@@ -185,19 +183,3 @@ def closes_step(trainer: Any) -> bool:
 
 def images_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {key: batch[key] for key in contract.MULTIMODAL_KEYS if batch.get(key) is not None}
-
-
-# What differs between the supported releases of TRL and transformers, each with the release.
-
-
-def parsing_of(tokenizer: Any) -> Parsing | None:
-    """By what TRL parses the messages of a conversation; None without a template, or before transformers 5.13."""
-    template = getattr(tokenizer, "response_template", None)
-    if template is None:
-        return None
-    try:
-        from transformers.utils.chat_parsing.content_parsers import process_field
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-    except ImportError:
-        return None
-    return Parsing(load_response_template(template), process_field)
