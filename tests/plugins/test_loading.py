@@ -397,8 +397,8 @@ def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
             "Did you mean 'weight'? It takes: answer, scale=1.0, shift=0.0. Any selection of a reward may also have: "
             "weight, guard.",
         ),
-        (_with("plain", completions=[]), "no parameter 'completions' (TRL passes that one)"),
-        (_with("positional", factor=1), "no parameter 'factor'. It takes no parameters."),
+        (_with("plain", completions=[]), "no parameter 'completions'."),
+        (_with("positional", factor=1), "no parameter 'factor'. It takes: nothing."),
         (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
         (_with("Factory", slack=2), "missing 1 required positional argument: 'target'"),
         (_with("instance", target=1), "already built: it takes no parameters, and was given target=1"),
