@@ -80,16 +80,7 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
         "reward_fell",
         (20, 28),
     ),
-    "all are right": (
-        history(
-            frac_reward_zero_std=after(20, 0.5, 1.0),
-            rewards__exact__mean=after(20, 0.5, 1.0),
-            rewards__exact__std=after(20, 0.5, 0.0),
-        ),
-        "all_right",
-        (21, 28),
-    ),
-    "all are wrong": (history(frac_reward_zero_std=0.95, outcomes__exact__right=0.02), "all_wrong", (1, 1)),
+    "no group has signal": (history(frac_reward_zero_std=after(20, 0.5, 1.0)), "no_signal", (21, 28)),
     "lengths run to the limit": (history(completions__clipped_ratio=lambda n: min(n / 30, 1.0)), "truncated", (14, 24)),
     "the limit is too short": (history(completions__clipped_ratio=0.9, reward=0.1), "truncated", (1, 1)),
     "the entropy is gone": (history(entropy=after(6, 1.5, 0.01), reward=0.3), "entropy_gone", (7, 15)),

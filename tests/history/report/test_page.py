@@ -270,7 +270,7 @@ def row_with(group: int, advantages: list[float], weights: list[float] | None = 
         reward=None,
         credit=0.0,
         tokens=["a", "b"],
-        live=numpy.array([True, False]),
+        columns={"live": [1, 0]},
         stages=[("trl", numpy.array(advantages))],
         values=used,
     )

@@ -233,8 +233,6 @@ PLOTS: tuple[Plot, ...] = (
 FINDINGS: Mapping[str, tuple[str, str]] = {
     "reward_against_metric": ("reward_functions", "wrong-rewarded"),
     "reward_fell": ("reward_total", "all"),
-    "all_right": ("no_signal", "all"),
-    "all_wrong": ("no_signal", "all"),
     "no_signal": ("no_signal", "all"),
     "truncated": ("lengths", "truncated"),
     "entropy_gone": ("entropy", "all"),
