@@ -51,22 +51,18 @@ def test_selections_by_hand(compared: Comparison) -> None:
 
 def test_mass_by_length(compared: Comparison) -> None:
     parts = compared.by_length
-    assert [part.name.split(" (")[1] for part in parts] == ["1 tokens)", "2 tokens)", "3 tokens)", "4 tokens)"]
+    assert [part.name.split(" (")[1] for part in parts] == [f"{n} to {n} tokens)" for n in (1, 2, 3, 4)]
     assert [part.completions for part in parts] == [1, 1, 1, 1]
     assert [part.tokens for part in parts] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert [part.mass[NAMES[0]] for part in parts] == pytest.approx([0, 1 / 3, 0, 2 / 3])
     assert [part.mass[NAMES[1]] for part in parts] == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
 
 
-def test_mass_by_correctness_and_position(compared: Comparison) -> None:
+def test_mass_by_correctness(compared: Comparison) -> None:
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 3), ("wrong", 1)]
     assert [part.mass[NAMES[0]] for part in compared.by_correctness] == pytest.approx([1 / 3, 2 / 3])
     assert [part.mass[NAMES[1]] for part in compared.by_correctness] == pytest.approx([1, 0])
     assert [part.tokens for part in compared.by_correctness] == pytest.approx([0.6, 0.4])
-    # Middles of the first completion's two tokens at 1/4 and 3/4, of the second's at 1/8, 3/8, 5/8, 7/8, and so on.
-    base = [part.mass[NAMES[0]] for part in compared.by_position]
-    assert base == pytest.approx([0, 1 / 6, 1 / 6, 1 / 6, 0, 0, 1 / 6, 1 / 6, 1 / 6, 0])
-    assert sum(part.mass[NAMES[1]] or 0 for part in compared.by_position) == pytest.approx(1)
 
 
 def test_pairs_by_hand(compared: Comparison) -> None:
@@ -99,7 +95,7 @@ def test_comparison_without_any_gradient(tmp_path: Path) -> None:
     compared = compare(folder, [{"advantage_hooks": ["centred"]}, {}])
     assert compared.selections[0].without_signal == 1
     assert compared.selections[0].positive_mass is None
-    assert all(part.mass["selection 1"] is None for part in [*compared.by_length, *compared.by_position])
+    assert all(part.mass["selection 1"] is None for part in compared.by_length)
     assert compared.pairs[0].moved is None
     json.dumps(compared.plain(), allow_nan=False)
 

@@ -299,6 +299,7 @@ def test_without_token_records_trls_tables_are_shown(small: Path, tmp_path: Path
     (run / "completions").mkdir(parents=True)
     for file in (small / "first" / "completions").iterdir():
         (run / "completions" / file.name).write_bytes(file.read_bytes())
+    shutil.copy(small / "first" / "trainer_state.json", run)
     index = page_data([load_run(run)], 1000).index["runs"][0]
     assert index["rewards"] == ["right_answer", "think_format", "language"]
     for step in index["steps"]:

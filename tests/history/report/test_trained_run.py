@@ -84,8 +84,8 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "cannot be read"),
     "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
-    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "so no plugins are shown"),
-    "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "so no hyper-parameters"),
+    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "No plugins are shown"),
+    "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "No hyper-parameters"),
     "an empty table": ("token_records/step_00003.parquet", b"", "truncated or still being written"),
     "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "damaged"),
 }

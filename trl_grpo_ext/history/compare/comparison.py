@@ -35,11 +35,11 @@ class SelectionNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some of the completions, or a tenth of each, with its share of the gradient mass by selection."""
+    """Some of the completions, with their share of the gradient mass by selection."""
 
     name: str
-    completions: int | None = None  # None for tenths
-    tokens: float | None = None  # share of the live tokens; None for tenths
+    completions: int
+    tokens: float | None  # share of the live tokens
     mass: Mapping[str, float | None]
 
 
@@ -100,7 +100,6 @@ class Comparison:
     pairs: Sequence[Pair]  # the base with each of the others
     by_length: Sequence[Part]  # quarters of the completions by their live tokens
     by_correctness: Sequence[Part]  # right and wrong ones, and unjudged ones
-    by_position: Sequence[Part]  # tenths of every completion
     gradients: Gradients | None = None  # None without a model
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
     results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)  # by selection, per batch
@@ -123,7 +122,6 @@ def _plain(value: Any) -> Any:
 
 
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
-TENTHS = 10
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""
 
@@ -137,7 +135,6 @@ class _Totals:
         self.advantages_N = torch.cat([one.advantages_B for one in results]).double()
         self.lengths_N = torch.cat([one.mask_B_T.double().sum(dim=1) for one in results])
         self.mass_N = torch.cat([one.mass_B_T.double().sum(dim=1) for one in results])
-        self.tenths_N = torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results])
 
 
 def what_moves(
@@ -168,13 +165,6 @@ def what_moves(
         pairs=[_pair(base, one, results) for one in totals[1:]],
         by_length=_by_length(totals),
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
-        by_position=[
-            Part(
-                name=f"position {tenth * 10} to {tenth * 10 + 10} %",
-                mass={one.name: share(one.tenths_N[:, tenth], one.mass_N) for one in totals},
-            )
-            for tenth in range(TENTHS)
-        ],
         batches=tuple(batches),
         results=results,
     )
@@ -206,7 +196,7 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
         chosen_N = quarters_N == number
         if chosen_N.any():
             low, high = (int(bound) for bound in lengths_N[chosen_N].aminmax())
-            name += f" ({low:,} tokens)" if low == high else f" ({low:,} to {high:,} tokens)"
+            name += f" ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts
 
@@ -243,17 +233,6 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> P
 
 def _mean(values: torch.Tensor) -> float | None:
     return number_of(float(values.double().nanmean()))
-
-
-# ------------------------------------------------------------------------------------------------ shares and ranks
-
-
-def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mass in each tenth of each completion, `(B, 10)`; a token belongs to the tenth in which its middle lies."""
-    middles_T = torch.arange(mass_B_T.size(1)) + 0.5
-    lengths_B_1 = completion_mask_B_T.sum(dim=1, keepdim=True).clamp(min=1)
-    tenths_B_T = (TENTHS * middles_T / lengths_B_1).long().clamp(max=TENTHS - 1)
-    return torch.zeros(len(mass_B_T), TENTHS, dtype=torch.float64).scatter_add_(1, tenths_B_T, mass_B_T.double())
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:

@@ -217,8 +217,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     """Give every completion the columns of its prompt's row in a `.jsonl` or `.parquet` file.
 
     A row's prompt is its column `prompt`, or else `question`; of equal ones the first row counts. It matches a saved
-    prompt that equals it or whose last message does. Failing that, the longest one that the saved prompt contains
-    matches (a prompt made from a template).
+    prompt that equals it; failing that, the longest one that the prompt's text or its last message contains.
     """
     columns = read_columns(Path(dataset))
     key = next((name for name in ("prompt", "question") if name in columns), None)
@@ -230,9 +229,8 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
 
     @functools.cache
     def row_of(own: str, asked: str) -> int:
-        exact = [text for text in (own, asked) if text in first_rows]
         inside = (text for text in first_rows if text.strip() and text in asked)
-        found = exact[0] if exact else max(inside, key=len, default=None)
+        found = own if own in first_rows else max(inside, key=len, default=None)
         if found is None:
             raise ConfigurationError(f"A saved prompt is not in --dataset {dataset}, column {key!r}: {own[:80]!r}.")
         return first_rows[found]

@@ -94,16 +94,11 @@ class Absent:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: a metric, its name in the legend, and the metrics of a band around it.
-
-    The band is plus and minus `spread`, or from `low` to `high`.
-    """
+    """One line of a panel: a metric, its name in the legend, and the metric of a band around it, plus and minus."""
 
     key: str
     name: str = ""
     spread: str | None = None
-    low: str | None = None
-    high: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,16 +183,10 @@ def _points(run: Run, key: str) -> dict[int, float]:
 
 
 def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
-    if series.spread:
-        middle = _points(run, series.key)
-        spread = _points(run, series.spread)
-        edges = [{step: middle[step] + sign * spread[step] for step in middle if step in spread} for sign in (-1, 1)]
-    elif series.low and series.high:
-        edges = [_points(run, series.low), _points(run, series.high)]
-    else:
-        return
-    if steps := sorted(edges[0].keys() & edges[1].keys()):
-        lower, upper = ([edge[step] for step in steps] for edge in edges)
+    middle = _points(run, series.key)
+    spread = _points(run, series.spread) if series.spread else {}
+    if steps := [step for step in middle if step in spread]:
+        lower, upper = ([middle[step] + sign * spread[step] for step in steps] for sign in (-1, 1))
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
 
 

@@ -72,14 +72,11 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import FINDINGS, svgs
 
-    themes: dict[str, list[dict[str, Any]]] = {}
-    titles = {}
+    figures = []
     absent = []
     for plot, svg in svgs(runs):
         if isinstance(svg, str):
-            entry = {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)}
-            themes.setdefault(plot.theme, []).append(entry)
-            titles[plot.name] = plot.title
+            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
         else:
             absent.append(f"{plot.title}: {svg.reason}")
     data = page_data(runs if limit else [], limit)
@@ -101,9 +98,9 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
                 for run in runs
                 if (found := findings_of(run.folder, run.history))
             ],
-            titles=titles,
+            titles={one["name"]: one["title"] for one in figures},
             with_completions=shown,
-            themes=themes,
+            figures=figures,
             absent=absent,
             settings=settings(runs),
             plugins=plugins(runs),

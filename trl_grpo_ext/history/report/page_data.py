@@ -30,7 +30,6 @@ SIZE = 12_000_000
 hooks, with their text, took 6 MB."""
 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
-_OF_TABLE = ("step", "prompt", "completion", "advantage")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
 _NOT_FINITE = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
 
@@ -350,8 +349,7 @@ def _of_table(run: Run, path: Path) -> list[Row]:
         return []
     metrics = run.keys()
     logged = {key.split("/")[1] for key in metrics if key.startswith("rewards/") and key.count("/") == 2}
-    numeric = [name for name in columns if name not in _OF_TABLE and _all_numbers(columns[name])]
-    rewards = [name for name in numeric if name in logged] or numeric
+    rewards = [name for name in columns if name in logged]
     outcomes = [name for name in columns if name.endswith(OUTCOME_SUFFIX)]
     prompts = [plain_text(prompt) for prompt in columns["prompt"]]
     rows = []
@@ -388,10 +386,6 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
             group += 1
             member = 0
         yield group, member
-
-
-def _all_numbers(values: Sequence[Any]) -> bool:
-    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
 
 
 def _short(value: Any, size: int = 60) -> str:
