@@ -85,7 +85,7 @@ def test_join_columns_by_the_prompt(tmp_path: Path) -> None:
         tmp_path / "data.jsonl", [{"question": "2+3", "answer": "#### 5"}, {"question": "+", "answer": 0}]
     )
     compared = compare(saved(tmp_path), [{"rewards": ["gsm8k_accuracy"]}], dataset=data)
-    assert compared.selections[0].rewards == {"gsm8k_accuracy": 0.5}
+    assert compared.selections[0].reward_mean == 0.5
     assert compared.correct_by == "gsm8k_accuracy"
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from ...credit.flow import plugin_label
 from .running import BatchResult
 from .saved import SavedBatch, number_of
-from .selections import LoadedSelection
 from .statistics import Estimate
 
 
@@ -25,9 +23,6 @@ class SelectionNumbers:
     """One selection over all completions."""
 
     name: str
-    rewards: Mapping[str, float | None]  # each with the mean of its values
-    hooks: Sequence[str]
-    aggregation: str
     reward_mean: float | None  # of the weighted sums
     without_signal: float | None  # share of the groups, as training logs it in `groups/zero_variance`
     positive_mass: float | None  # share of the gradient mass on tokens with an advantage above 0
@@ -92,7 +87,6 @@ class Comparison:
     steps: Sequence[int]  # that were read, one for each generation batch
     completions: int
     groups: int
-    num_generations: int  # completions per group; the smallest number if batches differ
     tokens: int  # live ones under the base
     correct_by: str  # the reward that says which completions are right: the base's first
     right_at: float  # the least value of a right completion
@@ -138,7 +132,6 @@ class _Totals:
 
 
 def what_moves(
-    chosen: Sequence[LoadedSelection],
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
@@ -146,7 +139,7 @@ def what_moves(
     **read: Any,
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
-    totals = [_Totals(one.name, results[one.name]) for one in chosen]
+    totals = [_Totals(name, of_selection) for name, of_selection in results.items()]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
     judged = {"right": values_N >= right_at, "wrong": values_N < right_at}
@@ -157,11 +150,10 @@ def what_moves(
         steps=tuple(batch.step for batch in batches),
         completions=len(base.mass_N),
         groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
-        num_generations=min(batch.num_generations for batch in batches),
         tokens=int(base.lengths_N.sum()),
         correct_by=results[base.name][0].reward_names[0],
         right_at=right_at,
-        selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
+        selections=[_numbers(one, results[one.name]) for one in totals],
         pairs=[_pair(base, one, results) for one in totals[1:]],
         by_length=_by_length(totals),
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
@@ -170,18 +162,11 @@ def what_moves(
     )
 
 
-def _numbers(selection: LoadedSelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
-    by_reward: dict[str, list[torch.Tensor]] = {}
-    for one in results:
-        for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):
-            by_reward.setdefault(name, []).append(values_B)
+def _numbers(totals: _Totals, results: Sequence[BatchResult]) -> SelectionNumbers:
     positive = torch.cat([one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results])
     return SelectionNumbers(
-        name=selection.name,
-        rewards={name: _mean(torch.cat(values)) for name, values in by_reward.items()},
-        hooks=tuple(plugin_label(hook) for hook in selection.hooks),
-        aggregation=plugin_label(selection.aggregation),
-        reward_mean=_mean(totals.rewards_N),
+        name=totals.name,
+        reward_mean=number_of(float(totals.rewards_N.nanmean())),
         without_signal=1.0 - float(torch.cat([one.signal_Q for one in results]).double().mean()),
         positive_mass=share(positive, totals.mass_N),
     )
@@ -229,10 +214,6 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> P
         tokens=share(lengths_N[chosen_N], lengths_N),
         mass={one.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
     )
-
-
-def _mean(values: torch.Tensor) -> float | None:
-    return number_of(float(values.double().nanmean()))
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,6 @@ from .drawing import Absent, Panel, Series, draw_lines, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
-_LENGTHS = [Series(f"completions/{of}_length", of) for of in ("mean", "min", "max")]
 _OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
 """In this order; others follow."""
 
@@ -170,8 +169,9 @@ PLOTS: tuple[Plot, ...] = (
         "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
         "the limit.",
         _of_metrics(
-            Panel("tokens per completion", _LENGTHS),
-            Panel("tokens of completions that ended by themselves", [Series("completions/mean_terminated_length")]),
+            Panel("mean tokens of a completion", [Series("completions/mean_length")]),
+            Panel("mean tokens of those that ended by themselves", [Series("completions/mean_terminated_length")]),
+            Panel("tokens of the longest", [Series("completions/max_length")]),
             Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
         ),
     ),
