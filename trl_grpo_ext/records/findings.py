@@ -210,10 +210,9 @@ def no_signal(run: RunFacts) -> Iterator[Finding]:
     curve = run.curve("groups/zero_variance" if "groups/zero_variance" in run.keys else "frac_reward_zero_std")
     if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= NO_SIGNAL)) is None:
         return
-    since = curve.steps[first]
-    rewards = [value for step, value in zip(run.reward.steps, run.reward.values, strict=True) if step >= since]
-    sentence = f"{curve.values[first:].mean():.0%} of the groups have no signal (reward {_number(np.mean(rewards))})"
-    yield Finding("no_signal", since, curve.steps[-1], sentence)
+    silent, reward = curve.values[first:].mean(), _number(run.reward.means[-1])
+    sentence = f"{silent:.0%} of the groups have no signal (reward {reward})"
+    yield Finding("no_signal", curve.steps[first], curve.steps[-1], sentence)
 
 
 def truncated(run: RunFacts) -> Iterator[Finding]:

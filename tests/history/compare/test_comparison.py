@@ -9,7 +9,6 @@ import torch
 from tests.history.compare.saved_files import two_groups, write_words
 from trl_grpo_ext.history.compare import Comparison, compare
 from trl_grpo_ext.history.compare.comparison import quarters
-from trl_grpo_ext.types import HookDeclaration
 
 BASE = {"advantage_hooks": ["centred"], "loss_aggregation": "token_mean"}
 OTHER = {"advantage_hooks": ["raw_reward"], "loss_aggregation": "seq_mean_token_mean"}
@@ -71,21 +70,6 @@ def test_pairs_by_hand(compared: Comparison) -> None:
     plain = json.loads(json.dumps(compared.plain(), allow_nan=False))
     assert plain["pairs"][0]["same_sign"] == 0.25
     assert not {"batches", "results"} & plain.keys()
-
-
-def test_moved_between_tokens_within_a_completion(tmp_path: Path) -> None:
-    class FirstTokenOnly:
-        declares = HookDeclaration(role="transform")
-
-        def on_rollout(self, advantages_B_T: torch.Tensor, rollout: object) -> torch.Tensor:
-            kept = advantages_B_T * (torch.arange(advantages_B_T.size(1)) == 0)
-            return kept * rollout.lengths_B.unsqueeze(1)  # type: ignore[attr-defined]
-
-    first = {"advantage_hooks": ["centred", FirstTokenOnly()], "loss_aggregation": "token_mean"}
-    (pair,) = compare(two_groups(tmp_path), [BASE, first]).pairs
-    assert pair.moved == pytest.approx(0)
-    # Of 1/3 over two tokens half moves, of 2/3 over four tokens three quarters do.
-    assert pair.moved_between_tokens == pytest.approx(1 / 3 / 2 + 2 / 3 * 3 / 4)
 
 
 def test_comparison_without_any_gradient(tmp_path: Path) -> None:

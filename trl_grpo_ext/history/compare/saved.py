@@ -161,8 +161,10 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
 
 def _has_logps(columns: Columns, row: int) -> bool:
     """Whether a row was trained on: each of its tokens has a log-probability and an entropy."""
-    found = [columns[name][row] if name in columns else None for name in ("token_ids", "logp", "entropy")]
-    return all(values is not None and len(values) == len(found[0]) for values in found)
+    if not {"token_ids", "logp", "entropy"} <= columns.keys():
+        return False
+    found = [columns[name][row] for name in ("logp", "entropy")]
+    return all(values is not None and len(values) == len(columns["token_ids"][row]) for values in found)
 
 
 def _groups(part: _Part) -> list[list[int]]:

@@ -334,10 +334,14 @@ def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
 
 def live_credit(row: Row) -> Numbers:
     """What each live token gets: advantage times weight; the last advantage if the row has not been trained on."""
-    live = numpy.array(row.columns["live"], bool)
     if row.trained:
-        return (row.values["advantage"].astype(numpy.float64) * row.values["weight"])[live]
-    return row.stages[-1][1].astype(numpy.float64)[live] if row.stages else numpy.zeros(0)
+        of_tokens = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
+    elif row.stages:
+        of_tokens = row.stages[-1][1].astype(numpy.float64)
+    else:
+        return numpy.zeros(0)
+    credit: Numbers = of_tokens[numpy.array(row.columns["live"], bool)]
+    return credit
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables
