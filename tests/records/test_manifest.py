@@ -251,8 +251,8 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     assert records[4].target.endswith("transforms:SignScaling")
     assert records[4].distribution == "trl-grpo-ext"
     assert all(record.source_hash for record in records)
-    changing = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})
-    assert Manifest.of(bare([], changing)).plugins[0].parameters is None
+    changing = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})[0]
+    assert Manifest.of(bare([], [changing])).plugins[0].parameters is None
 
 
 def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:
