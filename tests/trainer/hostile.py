@@ -255,7 +255,7 @@ def logs_words(completions: list[str], log_metric: Any, **columns: Any) -> list[
 
 
 LIMIT = 1.0
-LATE = ("RewardError", f"did not finish within {LIMIT:g} s (reward_timeout)")
+LATE = ("RewardError", f"did not finish within {LIMIT:g} s")
 RUN = "PluginRunError"
 REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "raises_at_a_row": (raises_at_one_row, (RUN, "ZeroDivisionError: float division by zero (at row 2 of 4, whose ")),
@@ -267,8 +267,8 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties": (empties, (OUTPUT, "changed 'prompts'")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
-    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
-    "logs_words": (logs_words, (OUTPUT, "gave log_metric")),
+    "logs_a_lock": (logs_a_lock, (RUN, "raised TypeError: cannot pickle")),
+    "logs_words": (logs_words, (RUN, "raised ValueError: could not convert")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
     "forgot_the_return": (lambda **columns: None, (OUTPUT, "returned NoneType, None")),
     "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf, at row 2; it must be")),

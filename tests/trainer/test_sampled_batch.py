@@ -33,7 +33,7 @@ def ids_of(prompt: str, member: int) -> list[int]:
 @pytest.mark.parametrize("context", [Rollout, Forward, Totals, StepTotals])
 def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None:
     assert context.__dataclass_params__.frozen
-    lines = inspect.getsource(context).splitlines()
+    lines = [line for one in context.__mro__[:-1] for line in inspect.getsource(one).splitlines()]
     for field in dataclasses.fields(context):
         (place,) = [number for number, line in enumerate(lines) if line.startswith(f"    {field.name}: ")]
         beside = lines[place].removesuffix("# type: ignore[assignment]").partition("  # ")[2]

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
+from ..completions import turn_numbers
+from ..types import NEEDS, Rollout, Totals, Turn
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
 from .parts import Rows, with_parts
@@ -53,10 +56,10 @@ class RowTensors:
         **more: Any,
     ) -> RowTensors:
         """Pad rows of token ids; every completion token that no tool wrote counts in the loss."""
-        written = [[1.0] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
+        written = [[1] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
         return cls(
-            prompt_ids_B_P=_padded(prompt_ids, pad_id, left=True),
-            prompt_mask_B_P=_padded([[1] * len(ids) for ids in prompt_ids], 0, left=True),
+            prompt_ids_B_P=_padded(prompt_ids, pad_id, "left"),
+            prompt_mask_B_P=_padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),
             completion_ids_B_T=_padded(completion_ids, pad_id),
             mask_B_T=_padded(written, 0).float(),
             tool_mask_B_T=None if tool_masks is None else _padded(tool_masks, 1).float(),
@@ -64,12 +67,9 @@ class RowTensors:
         )
 
 
-def _padded(rows: Sequence[Sequence[Any]], value: float, *, left: bool = False) -> torch.Tensor:
-    width = max(map(len, rows), default=0)
-    padding = [[value] * (width - len(row)) for row in rows]
-    if left:
-        return torch.tensor([[*more, *row] for row, more in zip(rows, padding, strict=True)])
-    return torch.tensor([[*row, *more] for row, more in zip(rows, padding, strict=True)])
+def _padded(rows: Sequence[Sequence[int]], value: int, side: str = "right") -> torch.Tensor:
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +161,8 @@ def _written_by_model(
     scored: ScoredRows, tool_mask_B_T: torch.Tensor | None, is_token_B_T: torch.Tensor
 ) -> torch.Tensor:
     """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
-    lengths = [len(ids) for ids in scored.completion_ids]
-    if scored.tool_masks is None or [len(mask) for mask in scored.tool_masks] != lengths:
-        return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)
-    written_B_T = torch.zeros_like(is_token_B_T, device="cpu")
-    for row, mask in enumerate(scored.tool_masks):
-        written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-    return written_B_T.to(is_token_B_T.device)
+    masks = scored.tool_masks
+    if masks is not None and [len(mask) for mask in masks] == [len(ids) for ids in scored.completion_ids]:
+        by_model_B_W = _padded(masks, 0)
+        tool_mask_B_T = pad(by_model_B_W, (0, is_token_B_T.size(1) - by_model_B_W.size(1))).to(is_token_B_T.device)
+    return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)

@@ -28,10 +28,10 @@ from tests.history.report.make_big_run import (
     write_step,
 )
 from tests.history.report.trained import write_history
+from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import visible, write_page
 from trl_grpo_ext.testing.builders import turns_between
-from trl_grpo_ext.types import turn_numbers
 
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
