@@ -267,19 +267,15 @@ class Rollout(_Grouped):
 
     prompts: Sequence[Any]  # the `B` prompts as the dataset gives them (strings or lists of messages)
     completions: Sequence[Any]  # the `B` completions as reward functions get them (strings or lists of messages)
-    # the dataset's other columns, each a list of `B` values
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    # each prompt's row in the training data; None where TRL's own loader dealt the prompts
-    row_numbers: Sequence[int] | None = None
-    # The completions as `B` strings, of messages their contents joined. Spans count its characters.
-    texts: Sequence[str]
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # the dataset's other columns, `B` values each
+    row_numbers: Sequence[int] | None = None  # each prompt's row in the training data; None where TRL's loader dealt it
+    texts: Sequence[str]  # the completions as `B` strings, of messages their contents joined; spans count characters
     prompt_ids_B_P: torch.Tensor  # prompt tokens, padded on the left
     prompt_mask_B_P: torch.Tensor  # 1.0 where there is a prompt token
     completion_mask_B_T: torch.Tensor  # 1.0 at every completion token, whoever wrote it, in the loss or not
-    # 0.0 where a tool or an environment wrote the token, else 1.0; None without tools
-    tool_mask_B_T: torch.Tensor | None = None
-    # The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of a tool or
-    # an environment separate turns; without them the whole completion is turn 0.
+    tool_mask_B_T: torch.Tensor | None = None  # 0.0 where a tool or an environment wrote the token; None without tools
+    # The number of a token's turn, from 0; -1 where the model did not write it. Integer. Answers of a tool or an
+    # environment separate turns.
     turns_B_T: torch.Tensor = None  # type: ignore[assignment]
     # Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
     turns: Callable[[int], Sequence[Turn]] = _unknown
@@ -287,12 +283,10 @@ class Rollout(_Grouped):
     # special token, and a character split over several tokens for all of them. Raises if tokens and text do not match.
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _unknown
     truncated_B: torch.Tensor  # whether a completion ended at the limit, without an end-of-sequence token
-    # Each function's reward, NaN where it returned None; then a column per shaper with what it added
-    rewards_B_K: torch.Tensor
+    rewards_B_K: torch.Tensor  # each function's, NaN where it returned None; then a column per shaper: what it added
     reward_names: Sequence[str]  # the `K` names
     reward_weights_K: torch.Tensor  # the `K` weights; 1 for shapers
-    # what shapers added to each token, zero off the mask, part of `rewards_B`; None if none did
-    token_rewards_B_T: torch.Tensor | None = None
+    token_rewards_B_T: torch.Tensor | None = None  # what shapers added to each token, part of `rewards_B`, if any did
     # The completions' parts, by the reward function that returned `Parts` on any rank. A completion for which it
     # returned a plain number or None has none.
     parts: Mapping[str, PartTable] = field(default_factory=dict)
@@ -304,13 +298,10 @@ class Rollout(_Grouped):
     totals: Totals  # counts over all ranks
     # log-probabilities under the policy that generated; None unless TRL computes them or a hook needs "old_logps"
     old_logps_B_T: torch.Tensor | None = None
-    # entropies of that policy's next-token distributions, in nats; None unless a hook needs them
-    old_entropies_B_T: torch.Tensor | None = None
+    old_entropies_B_T: torch.Tensor | None = None  # of its next-token distributions, in nats; None unless needed
     sampling_logps_B_T: torch.Tensor | None = None  # those reported by the sampler (vLLM, a rollout function)
-    # log-probabilities under each of the hooks' `teachers`, by its name there
-    teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    # The advantages after the rollout stage of the hooks, zero off the mask. None for a hook, which gets them as its
-    # argument.
+    teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of each of the hooks' `teachers`
+    # The advantages after the rollout stage of the hooks, zero off the mask; None for a hook, whose argument they are
     advantages_B_T: torch.Tensor | None = None
     tokenizer: Any = None  # the tokenizer of the policy
     local_rows: slice = field(default_factory=lambda: slice(None))  # this rank's rows in a gathered tensor
@@ -367,9 +358,7 @@ class Forward(_Grouped):
 
     logps_B_T: torch.Tensor  # log-probabilities under the policy being trained
     entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
-    # log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because the two
-    # policies are the same
-    old_logps_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor  # those under the policy that generated; `logps_B_T` where the two are the same
     # whether all scored rewards of the completion's group are equal before any shaper, and all its advantages were
     # exactly 0 after the rollout stage of the hooks
     zero_variance_B: torch.Tensor
@@ -381,8 +370,7 @@ class PromptPool:
 
     rows: Sequence[Mapping[str, Any]]  # the rows of the training data, by number
     seed: int  # the run's seed
-    # returns the row numbers of a pass over the data, counted from 0, in the order of TRL's own sampler
-    order: Callable[[int], Sequence[int]]
+    order: Callable[[int], Sequence[int]]  # returns the row numbers of a pass, counted from 0, in TRL's own order
 
     def column(self, name: str) -> list[Any]:
         """A column's values by row number; None where a row lacks it."""
@@ -397,14 +385,12 @@ class PromptOutcome:
     """What came of one prompt in one round."""
 
     row: int  # its number in the training data
-    # mean reward of its completions, by reward function; NaN where the function gave none a value
-    means: Mapping[str, float]
+    means: Mapping[str, float]  # mean reward of its completions, by function; NaN where it gave none a value
     deviations: Mapping[str, float]  # standard deviation of these rewards (n - 1); 0 for a single value, NaN for none
     reward: float  # mean of the weighted rewards; NaN where no function gave a value
     deviation: float  # standard deviation of the weighted rewards
     length: float  # mean number of tokens of its completions
-    # what the filter of `resample` said of it: True, False or a reason; None without a filter
-    verdict: bool | str | None = None
+    verdict: bool | str | None = None  # what the filter of `resample` said of it; None without a filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,13 +401,11 @@ class LossTerms(_Batch):
     """
 
     logps_B_T: torch.Tensor  # log-probabilities under the policy being trained, with their graph
-    # those under the policy that generated; the same numbers where the two policies are the same
-    old_logps_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor  # those under the policy that generated; the same where the two policies are
     advantages_B_T: torch.Tensor  # the advantages that are trained on, after all hooks
     entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
     sampling_logps_B_T: torch.Tensor | None = None  # log-probabilities reported by the sampler, if it reports any
-    # what the token loss's own `on_rollout` returned, for the rows of this micro-batch
-    carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what its own `on_rollout` returned
 
     @property
     def ratio_B_T(self) -> torch.Tensor:
@@ -439,11 +423,8 @@ class Totals:
     max_completion_length: int  # the generation limit, in tokens
     processes: int = 1  # number of ranks
     micro_batches: int = 1  # loss forwards of one rank in this generation batch
-    # optimizer steps in one pass over this generation batch; one half if a step spans two batches
-    optimizer_steps: float = 1.0
-    # Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the batch
-    # and distributes its rows over the steps.
-    step: StepTotals | None = None
+    optimizer_steps: float = 1.0  # in one pass over this generation batch; one half if a step spans two batches
+    step: StepTotals | None = None  # counts of the current optimizer step, for `reduce`; None for `weights`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,11 +465,9 @@ class Declaration:
     """By field, the names that it takes."""
 
     needs: tuple[str, ...] = ()  # what the run must provide, of `KNOWN["needs"]`
-    # the constructor's parameters that select other plugins of this kind; the plugin gets these loaded
-    takes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()  # the constructor's parameters that select plugins of this kind, which it gets loaded
     deterministic: bool = True  # False if it draws random numbers on purpose
-    # what the conformance kit is to try it with (docs/writing_plugins.md)
-    conformance: Mapping[str, Any] = field(default_factory=dict)
+    conformance: Mapping[str, Any] = field(default_factory=dict)  # what the conformance kit is to try it with
     contract_version: int | None = None  # the `CONTRACT_VERSION` that it was written for; None fits any
 
     def __post_init__(self) -> None:
@@ -533,8 +512,7 @@ class Declaration:
 class RewardDeclaration(Declaration):
     """What a reward may declare."""
 
-    # the column with the right answers, for `trl-grpo-ext audit` and the conformance kit
-    reference_column: str | None = None
+    reference_column: str | None = None  # with the right answers, for `trl-grpo-ext audit` and the conformance kit
     per_completion: bool = True  # False if it compares completions on purpose
 
 
@@ -608,14 +586,11 @@ class TokenLossDeclaration(Declaration):
     }
 
     replaces: bool = False  # it takes the place of TRL's policy loss; otherwise it is added. At most one may.
-    # A row's losses depend on that row alone, so compact updates may put other rows next to it
-    independent: bool = False
+    independent: bool = False  # a row's losses depend on that row alone: compact updates may put others next to it
     # They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may leave these out.
     # Both promises are tried on made-up numbers before the first step.
     needs_advantage: bool = False
-    # for one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that they need
-    # not be refused beside it: of `INSIDE_TRLS`
-    does_own: tuple[str, ...] = ()
+    does_own: tuple[str, ...] = ()  # of `INSIDE_TRLS`, for one that replaces: what it applies itself
 
 
 @dataclass(frozen=True, kw_only=True)

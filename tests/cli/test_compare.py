@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import assert_readable, run_command, without_escapes
+from tests.cli.terminal import assert_readable, invoke, without_escapes
 from tests.history.compare.saved_files import two_groups, write_words
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def hostile(tmp_path: Path) -> Path:
 def test_everything_can_be_read_whatever_the_completions_are(
     hostile: Path, selections: list[str], width: int | None
 ) -> None:
-    done = run_command("compare", hostile, *selections, width=width)
+    done = invoke("compare", hostile, *selections, width=width)
     assert done.status == 0, done
     assert_readable(done.out, width)
     shown = "".join(without_escapes(done.out).split())
@@ -53,7 +53,7 @@ def test_everything_can_be_read_whatever_the_completions_are(
 
 
 def test_json_has_everything_and_nothing_else_is_on_stdout(tmp_path: Path, selections: list[str]) -> None:
-    done = run_command("compare", two_groups(tmp_path), *selections, "--step", "0..3", "--json")
+    done = invoke("compare", two_groups(tmp_path), *selections, "--step", "0..3", "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert found["notes"] == done.err.splitlines()
@@ -62,7 +62,7 @@ def test_json_has_everything_and_nothing_else_is_on_stdout(tmp_path: Path, selec
 
 
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(tmp_path: Path, selections: list[str]) -> None:
-    done = run_command("compare", two_groups(tmp_path), *selections, "--step", "a")
+    done = invoke("compare", two_groups(tmp_path), *selections, "--step", "a")
     assert (done.status, done.out) == (2, "")
     (line,) = done.err.splitlines()
     assert "--step is 'a'; write one step, such as 10, or first and last, such as 10..20." in line

@@ -242,8 +242,3 @@ class TestSpanValues:
     def test_a_span_that_cannot_be_is_refused_with_its_row(self, span: Span) -> None:
         with pytest.raises(PluginOutputError, match="row 1 must lie within the completion's 2 characters"):
             make_rollout([2, 2]).span_values([None, [span]])
-
-    def test_no_offsets_say_so(self) -> None:
-        rollout = make_rollout([2], offsets=Rollout.__dataclass_fields__["offsets"].default)
-        with pytest.raises(PluginOutputError, match="knows no offsets"):
-            rollout.span_values([[(0, 1, 1.0)]])

@@ -12,9 +12,10 @@ from tests.contexts import make_rollout
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn, turn_numbers
+from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
@@ -153,7 +154,7 @@ def first_letters(completions: list[Any], **columns: Any) -> list[float]:
 
 def written(family: Family, tokenizer: Any, said: Said | str) -> list[int]:
     if said == "broken":
-        text = (family.broken or "broken") + family.end
+        text = '<tool_call>\n{"name": "add", "arg' + family.end
     elif said == "cut":
         text = "never ending " * LIMIT
     else:

@@ -191,7 +191,7 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
     }.items():
         with pytest.raises(PluginOutputError, match=message) as info:
             reward(completions=["a", completion, "b"])
-        assert "That call had row 1 of the batch's 3." in str(info.value)
+        assert "That call had rows 1 to 1 of the batch's 3." in str(info.value)
     with pytest.raises(PluginOutputError, match=r"0 values .*1 completions"):
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_apart, number_of
+from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_apart
 from ..credit.parts import no_such_turn
 from ..credit.turns import exchanges, true_runs
 from ..errors import AlignmentError, ConfigurationError
@@ -148,7 +149,9 @@ class GiGPO(Checked):
                         f"for each turn of the completion, got {seen!r:.100}."
                     )
             for turn, state in enumerate(seen):
-                table[row, turn] = number_of(json.dumps(state, sort_keys=True, default=str).encode())
+                text = json.dumps(state, sort_keys=True, default=str).encode()
+                digest = hashlib.blake2b(text, digest_size=8).digest()  # the same on every rank
+                table[row, turn] = int.from_bytes(digest, "big", signed=True)
         return table
 
 
@@ -161,7 +164,6 @@ class ToolErrors(Checked):
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
-    Departures: none.
 
     Args:
         penalty: c, positive, in units of the advantages.
@@ -185,7 +187,6 @@ class MaskedTurns(Checked):
     stay in the denominators of the loss and under a KL penalty.
 
     Source: none of its own; Search-R1 (2503.09516) masks the search results, which have no advantage here anyway.
-    Departures: none.
 
     Args:
         pick: "first", "last", "calls", "answers", "failed" or "sound".

@@ -31,9 +31,8 @@ from ..records.log import LiveLog
 from ..trainer.batch import BatchKeys, row_entries
 from ..trainer.facts import LossSettings, Progress
 from ..trainer.hook_states import has_state
-from ..trainer.loss_forward import LossForward, PolicyPass
 from ..trainer.record_stage import RecordStage
-from ..trainer.reductions import Computed, reduction_of
+from ..trainer.reductions import Computed, LossForward, PolicyPass, reduction_of
 from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
 from ..trainer.upstream import asynchronous as upstream
@@ -220,8 +219,9 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
     async def _score_group(self, group: Any) -> list[Any]:
         watch, metrics = RewardWatch(self._plugins.settings.reward_timeout), dict[str, float]()
         loggers = {"log_metric": metrics.__setitem__, "log_extra": lambda column, values: None}  # which the watch keeps
+        scored: dict[str, Sequence[float | None]] = {}
         self.reward_funcs = [
-            partial(_weighted, watch.wrap(function, name), weight, **loggers)
+            partial(_weighted, watch.wrap(function, name), weight, partial(scored.__setitem__, name), **loggers)
             for function, name, weight in zip(self._functions, self.reward_func_names, self._weights, strict=False)
         ]
         with watch.time_limit():
@@ -231,7 +231,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
                 raise ConfigurationError(
                     "A conversation did not become one training row, which plugins need: raise fork_threshold_tokens."
                 )
-            for name, scores in watch.scores.items():
+            for name, scores in scored.items():
                 for sample, score in zip(samples, scores, strict=True):
                     sample.metrics[f"rewards/{name}"] = math.nan if score is None else float(score)
         if self._plugins.read_rollouts:
@@ -283,9 +283,10 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
         return True
 
 
-async def _weighted(function: Any, weight: float, **columns: Any) -> list[float | None]:
-    """What a reward function says of each completion, times its weight."""
+async def _weighted(function: Any, weight: float, keep: Any, **columns: Any) -> list[float | None]:
+    """What a reward function says of each completion, which is kept, times its weight."""
     scores = await (function(**columns) if is_async(function) else asyncio.to_thread(function, **columns))
+    keep(scores)
     return [None if score is None else weight * score for score in scores]
 
 
@@ -294,8 +295,8 @@ class Steps:
 
     def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
         self._trainer, self.plugins = trainer, plugins
-        once = {"accumulation": 1, "steps_per_generation": 1}  # what weights span here is one optimizer step
-        facts: Any = SimpleNamespace(**reading.ranks_of(trainer.accelerator), **once)
+        facts: Any = reading.RankFacts(trainer.accelerator)
+        facts.accumulation = facts.steps_per_generation = 1  # what weights span here is one optimizer step
         facts.gather = self.gather
         self._facts, self._agreement = facts, facts.agreement
         self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)

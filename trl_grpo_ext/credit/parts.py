@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..completions import WHOLE, Part, PartTable, Place, WrittenTokens
 from ..errors import AlignmentError, PluginOutputError
 from ..guard.messages import content_text
-from ..types import WHOLE, Part, PartTable, Place, Rollout, WrittenTokens
+from ..types import Rollout
 from .turns import exchanges, only_place
 
 MOST_IN_METRICS = 32

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
+from ..completions import turn_numbers
+from ..types import NEEDS, Rollout, Totals, Turn
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
 from .parts import Rows, with_parts
@@ -156,10 +158,8 @@ def _written_by_model(
     scored: ScoredRows, tool_mask_B_T: torch.Tensor | None, is_token_B_T: torch.Tensor
 ) -> torch.Tensor:
     """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
-    lengths = [len(ids) for ids in scored.completion_ids]
-    if scored.tool_masks is None or [len(mask) for mask in scored.tool_masks] != lengths:
-        return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)
-    written_B_T = torch.zeros_like(is_token_B_T, device="cpu")
-    for row, mask in enumerate(scored.tool_masks):
-        written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-    return written_B_T.to(is_token_B_T.device)
+    masks = scored.tool_masks
+    if masks is not None and [len(mask) for mask in masks] == [len(ids) for ids in scored.completion_ids]:
+        by_model_B_W = padded([np.asarray(mask) for mask in masks])
+        tool_mask_B_T = pad(by_model_B_W, (0, is_token_B_T.size(1) - by_model_B_W.size(1))).to(is_token_B_T.device)
+    return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)

@@ -84,7 +84,7 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
 
 
 def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """Share of groups without signal, from the `signal_table` of all ranks."""
+    """The share of groups without signal."""
     return 1.0 - float(groups_of(table_N_C).double().mean())
 
 

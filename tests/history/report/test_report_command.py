@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from tests.cli.terminal import assert_readable, run_command
+from tests.cli.terminal import assert_readable, invoke, run_command
 from tests.history.report.trained import write_history
 from trl_grpo_ext.cli.main import app
 
@@ -37,7 +37,7 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     folder = write_history(tmp_path / "odd\x1b[2J", HISTORY)
     (folder / "completions").mkdir()
     (folder / "completions" / "completions_00001.parquet").write_bytes(b"PAR1")
-    done = run_command("report", folder, "--limit", "5", width=60)
+    done = invoke("report", folder, "--limit", "5", width=60)
     assert done.status == 0
     assert_readable(done.out, None)
     assert "damaged, truncated or still being written" in done.plain
