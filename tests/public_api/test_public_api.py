@@ -83,7 +83,7 @@ def test_the_surface_sees_a_changed_default_and_a_new_parameter() -> None:
     found = surface()
     assert "num_generations" not in found["trl_grpo_ext.load_rewards"]
     assert found["trl_grpo_ext.load_rewards"] == "(selections)"
-    assert found["plugin loss_aggregation length_power"] == "(*, alpha=1.0, normalize=True)"
+    assert found["plugin loss_aggregation length_power"] == "(*, alpha=1.0)"
     assert found["plugin loss_aggregation dr_grpo"] == "alias of constant_length"
     assert found["trl_grpo_ext.types.Rollout.texts"] == "Sequence[str]"
     assert found["setting token_records"].endswith("= 0")

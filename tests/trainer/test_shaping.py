@@ -199,7 +199,7 @@ def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda rollout: None, "'Odd': on_rewards: expected a tensor of shape"),
+        (lambda rollout: None, "'Odd': on_rewards: expected a floating point tensor of shape"),
         (lambda rollout: rollout.rewards_B[:-1], r"\(completions,\) or \(completions, tokens\), got \(7,\)"),
         (lambda rollout: rollout.mask_B_T / 0, "on_rewards must return finite rewards; got inf at row 0, token 0"),
     ],
