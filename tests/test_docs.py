@@ -163,23 +163,3 @@ def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
         1.0,
     ]
     assert names["no_shouting"](completions=messages) == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("start", ["def no_shouting", "class Polite", "def shouting"])
-def test_the_pages_rewards_keep_the_rules(start: str) -> None:
-    (code,) = [block for block in blocks((ROOT / "README.md").read_text("utf-8") + PAGE, "python") if start in block]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    reward = names[start.split()[1]]
-    rules = ["reward.formats", "reward.hostile_text"]  # a function of a page is in no module, so it does not pickle
-    report = check("reward", reward() if isinstance(reward, type) else reward, rules=rules)
-    assert report.ok, str(report)
-
-
-@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda p: p.name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`((?:trl_grpo_ext|recipes|tests|bench|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
-    others = {
-        name for name in named if page.name == "comparison.md" and name.startswith("docs/")
-    }  # in repositories of others
-    assert [name for name in named if not (ROOT / name).exists() and name not in others] == []

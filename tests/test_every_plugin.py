@@ -124,15 +124,3 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
     assert not {"batch_whitening", "whiten"} & {*of_each_group}
     (adaptive,) = load_advantage_hooks([{"name": "kl_in_reward", "target": 0.1}])
     assert not adaptive.declares.independent
-
-
-@pytest.mark.parametrize(
-    ("kind", "selection"),
-    [
-        ("loss_aggregation", {"name": "token_mean", "skip_zero_variance": True}),
-        ("reward", {"name": "think_format", "guard": {"timeout": 5}}),
-    ],
-)
-def test_what_a_selection_adds_to_a_plugin_keeps_the_rules(kind: Kind, selection: dict[str, Any]) -> None:
-    report = check(kind, selection)
-    assert report.ok, str(report)

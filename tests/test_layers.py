@@ -43,15 +43,6 @@ def outside(module: str) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"trl_grpo_ext", "__future__"}
 
 
-def test_the_reading_of_imports_itself() -> None:
-    stage = rooms.imported("trl_grpo_ext.trainer.rollout_stage", FILES)
-    assert {"trl_grpo_ext.credit.flow", "trl_grpo_ext.trainer.upstream.reading", "trl_grpo_ext.types"} <= stage
-    assert "trl" in outside("trl_grpo_ext.trainer.upstream.acting")
-    assert "torch" not in outside("trl_grpo_ext.types")  # for type checkers only
-    assert "yaml" in outside("trl_grpo_ext.guard.untrusted")  # inside a function
-    assert "trl_grpo_ext.types" in rooms.imported("trl_grpo_ext", FILES)  # under TYPE_CHECKING
-
-
 def test_every_import_points_down() -> None:
     upward = []
     for module in FILES:

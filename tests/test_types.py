@@ -41,12 +41,10 @@ REFUSED: list[tuple[type[Declaration], dict[str, Any], str]] = [
     (HookDeclaration, {"needs": "old_logps"}, "needs must be a tuple of names"),
     (HookDeclaration, {"needs": ("advantages",)}, "needs must be a tuple of names"),
     (HookDeclaration, {"last": 1}, "last must be True or False, got 1"),
-    (HookDeclaration, {"teachers": ("",)}, "teachers must be a tuple of names"),
     (AggregationDeclaration, {"needs": ("old_logps",)}, "of 'step_totals'"),
     (FilterDeclaration, {"needs": ("advantage",)}, "'advantages', got"),
     (RewardDeclaration, {"needs": ("old_logps",)}, "of none"),
     (RewardDeclaration, {"reference_column": ""}, "reference_column must be a name"),
-    (RewardDeclaration, {"conformance": ["a"]}, "conformance must be a mapping"),
     *((RewardDeclaration, {"contract_version": one}, "a whole number from 1 up") for one in ("1", True, 0, 1.0)),
 ]
 

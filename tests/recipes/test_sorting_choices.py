@@ -1,11 +1,8 @@
 """What the lecture's choices make of a real training: the gradient of every objective, with every variant."""
 
-import itertools
 import statistics
 from pathlib import Path
 from typing import Any
-
-from common.errors import RecipeError
 
 import pytest
 import torch
@@ -13,7 +10,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sorting.choices import choose_objective, choose_plugins
-from sorting.task import prompts, save_untrained_model, split_of
+from sorting.task import prompts, save_untrained_model
 from transformers import TrainerCallback
 
 from tests.support import arguments, relative_gap
@@ -163,9 +160,3 @@ def test_held_out_answers_are_not_trained_on(numbers: int, largest: int, seeds: 
             assert len(row["numbers"]) == numbers
             assert 0 <= min(row["numbers"]) <= max(row["numbers"]) <= largest
     assert prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0]) == train
-
-
-def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
-    assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
-    with pytest.raises(RecipeError, match="--numbers"):
-        prompts("held out", 5, numbers=3, largest=1, seed=0)

@@ -97,8 +97,8 @@ def test_problems_that_cannot_be_read() -> None:
         reward(["<answer>1</answer>"])
     [right] = reasoning_gym_rows("basic_arithmetic", 1, 1)
     [arc] = reasoning_gym_rows("rearc", 1, 1)  # its verifier compares tuples, which JSON does not have
-    changed = [{"task": "no_such_task"}, {"config": '{"no_such": 1}'}, {"config": '{"min_terms": -1}'}, {"config": "{"}]
-    changed += [{"entry": "{"}, {"entry": "[]"}, {"entry": 5}, arc]
+    changed: list[dict[str, Any]] = [{"config": '{"no_such": 1}'}, {"config": '{"min_terms": -1}'}, {"config": "{"}]
+    changed += [{"task": "no_such_task"}, {"entry": "{"}, {"entry": "[]"}, {"entry": 5}, arc]
     rows = [{**right, **one} for one in changed]
     with pytest.warns(UserWarning, match="cannot read the problem"):
         assert reward([f"<answer>{row['answer']}</answer>" for row in rows], **columns_of(rows)) == [None] * len(rows)

@@ -24,22 +24,6 @@ def correctness(prompts, completions, answer, **kwargs):
     return [2.0 if answer_in(text) == a else 0.0 for text, a in zip(contents(completions), answer)]
 
 
-def strict_format(completions, **kwargs):
-    pattern = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
-    return [0.5 if re.match(pattern, text) else 0.0 for text in contents(completions)]
-
-
-def count_xml(text: str) -> float:
-    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
-    if text.count("\n<answer>\n") == 1:
-        count += 0.125 - len(text.split("\n</answer>\n")[-1]) * 0.001
-    return count
-
-
-def xml_count(completions, **kwargs):
-    return [count_xml(text) for text in contents(completions)]
-
-
 # huggingface/open-r1, src/open_r1/rewards.py
 def make_cosine(min_value=-1.0, max_value=1.0, max_len=1000):
     def cosine_scaled_reward(completions, solution, **kwargs):
@@ -110,8 +94,6 @@ def from_kwargs(completions, **kwargs):
 
 REWARDS: dict[str, dict[str, Any]] = {
     "correctness": {"answer": ["18", "3"]},
-    "strict_format": {},
-    "xml_count": {},
     "cosine": {"solution": ["18", "3"]},
     "len_reward": {"solution": ["18", "3"]},
     "reward_len": {},

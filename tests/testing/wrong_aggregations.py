@@ -80,13 +80,6 @@ class ReducesEverything:
         return torch.where(loss_B_T.abs() < 100, loss_B_T, 0.0).sum()
 
 
-class SignOfEverything:
-    """What stands in the padding decides."""
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return (loss_B_T * loss_B_T.detach().sum().sign() * mask_B_T).sum()
-
-
 def mean_of_each_row(rollout: Any) -> Any:
     if not rollout.totals.tokens:
         return torch.zeros_like(rollout.mask_B_T)
@@ -148,7 +141,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
     ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
     ("aggregation.order", counts_places),
-    *(("aggregation.padding", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
+    ("aggregation.padding", Counts(padding_too)),
     ("aggregation.run", detaches),
     ("aggregation.run", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
     ("aggregation.run", ReducesInPlace),

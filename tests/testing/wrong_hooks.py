@@ -160,10 +160,6 @@ class StateIsNoJSON(Right):
         return {"batches": torch.tensor(self.batches)}
 
 
-class HalfAState(Right):
-    load_state_dict = None  # type: ignore[assignment]
-
-
 class CountsEvaluations(Right):
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         result = super().on_rollout(advantages_B_T, rollout)
@@ -211,12 +207,6 @@ def centred_columns(forward: Any) -> torch.Tensor:
     return torch.where(forward.mask_B_T > 0, ratio_B_T - ratio_B_T.mean(0, keepdim=True), 0.0).exp()
 
 
-def ratio_over_the_width(forward: Any) -> torch.Tensor:
-    """gspo_token with the mean over all columns: the ratio drifts to 1 as the batch gets wider."""
-    ratio_B_T = torch.where(forward.mask_B_T > 0, forward.logps_B_T - forward.old_logps_B_T, 0.0)
-    return ratio_B_T.mean(dim=1, keepdim=True).exp()
-
-
 BREAKS: list[tuple[str, Any]] = [
     ("hook.run", By(lambda a_B_T, rollout: rollout.columns["difficulty"])),
     ("hook.run", By(lambda a_B_T, rollout: a_B_T - torch.where(a_B_T != 0, rollout.ref_logps_B_T, 0.0))),
@@ -233,12 +223,11 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.run", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
     ("hook.order", By(first_of_a_group)),
     ("hook.order", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),
-    ("hook.padding", AtForwardBy(ratio_over_the_width)),
     ("hook.ranks", By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_num().mean())),
     ("hook.ranks", By(gather_sometimes)),
     ("hook.micro_batches", SaysIndependent),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
-    *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON, HalfAState)),
+    *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),
 ]
 

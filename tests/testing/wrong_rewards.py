@@ -77,12 +77,6 @@ async def right_async(completions: list[Any], **columns: Any) -> list[float]:
     return found([text_of(c) for c in completions])
 
 
-def in_an_array(completions: list[Any], **columns: Any) -> Any:
-    import numpy
-
-    return numpy.array(["18" in text_of(c) for c in completions], dtype=numpy.float64)
-
-
 def only_keywords(**everything: Any) -> list[float]:
     return found([text_of(c) for c in everything["completions"]])
 
@@ -95,24 +89,6 @@ def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, 
         log_metric("seen", float(len(completions)))
         log_extra("seen", [True] * len(completions))
     return found([text_of(c) for c in completions])
-
-
-@functools.cache
-def _length(text: str) -> int:
-    return len(text)
-
-
-def memoised(completions: list[Any], **columns: Any) -> list[float]:
-    """It remembers, and it makes no difference."""
-    return [-1e30 * _length(text_of(c)) for c in completions]
-
-
-def compares_on_purpose(completions: list[Any], **columns: Any) -> list[float]:
-    lengths = [len(text_of(c)) for c in completions]
-    return [length - sum(lengths) / len(lengths) for length in lengths]
-
-
-compares_on_purpose.declares = RewardDeclaration(per_completion=False)  # type: ignore[attr-defined]
 
 
 class Slotted:
@@ -135,7 +111,7 @@ def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
 
 SOUND: list[Any] = [
     in_parts,
-    *(Right(), Simple(), right_async, Declared(), in_an_array, only_keywords, logs, memoised, compares_on_purpose),
+    *(Right(), Simple(), right_async, Declared(), only_keywords, logs),
     *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]
 
@@ -180,9 +156,6 @@ def last_number(texts: list[str], columns: Any) -> list[float]:
     return [float(bool(some) and int(some[-1]) == 18) for some in numbers]
 
 
-SEEN: set[str] = set()
-
-
 class RemembersOnItself(Simple):
     """Novelty, each object for itself."""
 
@@ -193,23 +166,6 @@ class RemembersOnItself(Simple):
         fresh = [text not in self.seen for text in texts]
         self.seen.update(texts)
         return [score + 0.1 * new for score, new in zip(found(texts), fresh, strict=True)]
-
-
-class RemembersForAll(RemembersOnItself):
-    """Novelty, for all that this module makes."""
-
-    def __init__(self) -> None:
-        self.seen = SEEN
-
-
-class WarmsUp(Simple):
-    """Another reward after some calls."""
-
-    calls = 0
-
-    def scores(self, texts: list[str], columns: Any) -> Any:
-        self.calls += 1
-        return [score * (1.0 if self.calls < 8 else 2.0) for score in found(texts)]
 
 
 class KeepsItsTexts(Simple):
@@ -253,11 +209,10 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.run", after(lambda texts, columns: exit_with(0))),
     ("reward.run", only_the_first),
     ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
-    ("reward.run", By(lambda texts, columns: None)),
     ("reward.run", in_words),
     ("reward.run", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
-    *(("reward.determinism", reward) for reward in (RemembersForAll, RemembersOnItself, WarmsUp)),
+    ("reward.determinism", RemembersOnItself),
     *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
     ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),

@@ -35,9 +35,8 @@ from ..records.log import LiveLog
 from ..trainer.batch import BatchKeys
 from ..trainer.facts import LossSettings, Progress
 from ..trainer.hook_states import AdvantageHookStates, has_state
-from ..trainer.loss_forward import LossForward, PolicyPass
 from ..trainer.record_stage import RecordStage
-from ..trainer.reductions import Computed, reduction_of
+from ..trainer.reductions import Computed, LossForward, PolicyPass, reduction_of
 from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
 from ..trainer.upstream import asynchronous as upstream
@@ -209,7 +208,7 @@ def pack_rows(packed: Sequence[Any], batch: dict[str, Any]) -> None:
 class Records(RecordStage):
     """What is recorded and logged of a run. TRL has no table of completions here."""
 
-    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None: ...
+    def _show_advantages(self, row_ids_N: Sequence[int], means_N: Sequence[float]) -> None: ...
 
 
 class Steps:

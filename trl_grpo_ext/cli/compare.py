@@ -66,7 +66,7 @@ def compare_command(
 ) -> None:
     """Compare selections of plugins on the same completions, without training.
 
-    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong, early or late. With a
+    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong. With a
     model also how much of each gradient is signal, and where it points.
     """
     steps = step_range(step)
@@ -108,10 +108,10 @@ def _print(found: Comparison, console: Console) -> None:
     for sentence in _conclusions(found):
         console.print(Text(printable(sentence), style="bold"))
     names = [one.name for one in found.selections]
-    lines = []
-    for part in (*found.by_length, *found.by_correctness, *found.by_position):
-        tokens = "" if part.tokens is None else _percent(part.tokens)
-        lines.append((part.name, [tokens, *(_percent(part.mass[name]) for name in names)]))
+    lines = [
+        (part.name, [_percent(part.tokens), *(_percent(part.mass[name]) for name in names)])
+        for part in (*found.by_length, *found.by_correctness)
+    ]
     title = f"share of the gradient mass (right: {found.correct_by} from {found.right_at:g} on)"
     _print_table(console, title, ["of the tokens", *names], lines)
     if found.gradients is not None:

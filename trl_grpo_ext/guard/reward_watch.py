@@ -53,10 +53,9 @@ class _Call:
 
 
 class RewardWatch:
-    """Watches the functions of one scoring, at most `limit` seconds, and keeps scores, parts, outcomes and NaNs."""
+    """Watches the functions of one scoring, at most `limit` seconds, and keeps parts, outcomes and NaNs."""
 
     def __init__(self, limit: float | None = None) -> None:
-        self.scores: dict[str, list[float | None]] = {}
         self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
@@ -235,7 +234,7 @@ class RewardWatch:
         if (changed := prints.changed()) is not None:
             text = f"The reward {name!r} changed {changed!r}, which others read as well. Let it make a copy first."
             raise PluginOutputError(text, "inputs")
-        scores = self.scores[name] = check_scores(returned, count, name)
+        scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
             self.parts[name] = [score.parts if isinstance(score, Parts) else () for score in scores]

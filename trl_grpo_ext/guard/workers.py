@@ -74,10 +74,9 @@ class _Job:
 
 
 class WorkerPool:
-    """Processes that run one task on many jobs and can be killed at any time.
+    """Processes that start with `start` or the first `run`, stay for the next batch, and end with this process.
 
-    They start with `start` or the first `run`, stay for the next batch, and end with this process. The pool works from
-    any thread, and in forks of this process, which start processes of their own. It pickles, without its processes.
+    The pool works from any thread, and in forks, which start processes of their own. It pickles, without its processes.
 
     Args:
         task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
@@ -142,8 +141,7 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
-        for a core on a busy machine does not count.
+        A job whose worker dies is tried once more, with the time that it has left. Waiting for a core does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.

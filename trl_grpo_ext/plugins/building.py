@@ -110,16 +110,14 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         for name, parameter in signature.parameters.items()
         if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
     }
-    listed = f"It takes: {', '.join(map(str, takes.values()))}." if takes else "It takes no parameters."
-    listed += _beside_parameters(info.kind)
+    listed = f"It takes: {', '.join(map(str, takes.values())) or 'nothing'}.{_beside_parameters(info.kind)}"
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
     open_ended = is_class and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     for name in parameters:
         if name in takes or open_ended:
             continue
-        why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
         near = suggest_names(name, [*takes, *own_keys(info.kind)])
-        raise PluginParameterError(f"{info} has no parameter {name!r}{why}.{near} {listed}")
+        raise PluginParameterError(f"{info} has no parameter {name!r}.{near} {listed}")
 
 
 def _beside_parameters(kind: Kind) -> str:

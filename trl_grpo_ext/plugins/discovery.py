@@ -180,10 +180,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
     """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
-    problem = _why_no_module(module)
-    if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
-        problem = f"{asked.name!r} is not an attribute's name"
-    if problem is not None:
+    if (problem := _why_no_module(module)) is not None:
         raise UnknownPluginError(explain_neither(info, problem, installed))
     if (owner := owner_of(module)) is not None:
         name, version = provenance(owner)
@@ -231,13 +228,11 @@ def explain_neither(info: PluginInfo, why_no_path: str, installed: Installed) ->
     """Explain why `x:y` is neither an entry point nor a dotted path."""
     name, _, wanted = info.target.partition(":")
     offered = installed.of(name)
-    if normalise(name) not in installed.distributions:
-        why = f"no installed distribution is called {name!r}."
-    elif others := [one.kind for one in offered if one.answers_to(wanted)]:
-        why = f"{name!r} offers {wanted!r} as {with_article(others[0])}, not as {with_article(info.kind)}."
-    else:
-        same_kind = [one.name for one in offered if one.kind == info.kind]
-        why = f"{name!r} offers no {LABELS[info.kind]} {wanted!r}.{suggest_names(wanted, same_kind)}"
+    why = f"no installed distribution is called {name!r}."
+    if normalise(name) in installed.distributions:
+        listed = ", ".join(f"{one.name} ({LABELS[one.kind]})" for one in offered) or "no plugin"
+        hint = suggest_names(wanted, [one.name for one in offered if one.kind == info.kind])
+        why = f"{name!r} offers {listed}.{hint}"
     path = why_no_path if why_no_path.endswith(("?", ".")) else f"{why_no_path}."
     what = f"{info.target!r} is not {with_article(info.kind)}"
     return f"{what}. Read as distribution and name: {why} Read as module and attribute: {path}"

@@ -205,24 +205,14 @@ def reward_fell(run: RunFacts) -> Iterator[Finding]:
         yield Finding("reward_fell", curve.end_of(curve.best), curve.steps[-1], sentence)
 
 
-def without_signal(run: RunFacts) -> Iterator[Finding]:
-    """Nine groups in ten teach nothing, because all of their completions are right, or all wrong."""
+def no_signal(run: RunFacts) -> Iterator[Finding]:
+    """Nine groups in ten teach nothing."""
     curve = run.curve("groups/zero_variance" if "groups/zero_variance" in run.keys else "frac_reward_zero_std")
     if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= NO_SIGNAL)) is None:
         return
-    silent, since = float(curve.values[first:].mean()), curve.steps[first]
-
-    def later(curve: Curve) -> float:
-        return float(np.mean([value for step, value in zip(curve.steps, curve.values, strict=True) if step >= since]))
-
-    right = wrong = 0.0
-    if (share := _share_right(run)) is not None:
-        # At most the groups with signal are mixed, so there are at least so many of each.
-        right, wrong = max(later(share) - (1 - silent), 0.0), max(silent - later(share), 0.0)
-    name = "all_right" if right > 2 * wrong else "all_wrong" if wrong > 2 * right else "no_signal"
-    split = f": {right:.0%} are all right, {wrong:.0%} all wrong" if right + wrong else ""
-    sentence = f"{silent:.0%} of the groups have no signal{split} (reward {_number(later(run.reward))})"
-    yield Finding(name, since, curve.steps[-1], sentence)
+    silent, reward = curve.values[first:].mean(), _number(run.reward.means[-1])
+    sentence = f"{silent:.0%} of the groups have no signal (reward {reward})"
+    yield Finding("no_signal", curve.steps[first], curve.steps[-1], sentence)
 
 
 def truncated(run: RunFacts) -> Iterator[Finding]:
@@ -283,7 +273,7 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     reward_against_metric,
     reward_fell,
-    without_signal,
+    no_signal,
     truncated,
     entropy_gone,
     constant_reward,
@@ -291,18 +281,5 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
 )
 
 
-def _share_right(run: RunFacts) -> Curve | None:
-    """The share of right completions, of the first trained reward that has such outcomes or is 0 or 1."""
-    for name in run.rewards:
-        if f"outcomes/{name}/right" in run.keys:
-            return run.curve(f"outcomes/{name}/right")
-        mean, std = run.curve(f"rewards/{name}/mean"), run.curve(f"rewards/{name}/std")
-        inside = len(mean) == len(std) and (mean.values >= 0).all() and (mean.values <= 1).all()
-        # Of all rewards between 0 and 1 only those that are 0 or 1 have the variance m (1 - m).
-        if inside and mean.values.any() and (np.abs(std.values**2 - mean.values * (1 - mean.values)) < 0.02).all():
-            return mean
-    return None
-
-
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     return f"{value:.3g}"

@@ -61,7 +61,7 @@ class PluginRecord:
     parameters: dict[str, Any] | None = None
     weight: float | None = None  # of a reward, also of one that another reward lists; None for other plugins
     switches: dict[str, Any] = field(default_factory=dict)  # of the selection: `guard`, `skip_zero_variance`
-    source_hash: str | None = None  # SHA-256 of its module, or of its own text in a script; None if it has none to read
+    source_hash: str | None = None  # SHA-256 of its module's file; None if it has none, or in a script
     inside: str | None = None  # for a reward inside another reward's parameters, that reward and parameter; else None
     selected: bool = True  # whether it was selected by name or path, rather than given in Python
     role: str | None = None  # role of an advantage hook; None for other plugins
@@ -118,11 +118,7 @@ class Manifest:
 
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON values."""
-        return {
-            "format": _FORMAT,
-            "versions": dict(self.versions),
-            "plugins": [asdict(record) for record in self.plugins],
-        }
+        return {"format": _FORMAT, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically as JSON."""
@@ -142,10 +138,7 @@ class Manifest:
             raise
         except (OSError, ValueError, RecursionError) as error:
             reason = one_line(f"{type(error).__name__}: {error}", 300)
-            raise ManifestError(
-                f"{path} cannot be read as a record of plugins ({reason}). To resume without comparing plugins, delete "
-                "it or set plugin_changes: warn."
-            ) from error
+            raise ManifestError(f"{path} cannot be read as a record of plugins ({reason}): delete it.") from error
 
     @classmethod
     def from_plain(cls, value: Any) -> Manifest:
@@ -249,7 +242,7 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
         target=f"{module}:{defined.__qualname__}",
         parameters=parameters,
         switches=switches,
-        source_hash=hash_of_text(defined) if module == "__main__" else hash_of_module(module),
+        source_hash=hash_of_module(module),
         selected=False,
     )
 
@@ -263,20 +256,11 @@ def _constructed_with(thing: Any) -> dict[str, Any] | None:
 
 
 def hash_of_module(module: str) -> str | None:
-    """SHA-256 of a module's file, which is not imported; None if it has none."""
-    spec = module_spec(module)
+    """SHA-256 of a module's file, which is not imported; None if it has none, or for the script that runs."""
+    spec = None if module == "__main__" else module_spec(module)
     if spec is None or not spec.has_location or spec.origin is None or not Path(spec.origin).is_file():
         return None
     return hashlib.sha256(Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")).hexdigest()
-
-
-def hash_of_text(thing: Any) -> str | None:
-    """The same of a function or class that a script or a notebook defines, by its own text alone."""
-    try:
-        text = inspect.getsource(thing)
-    except (OSError, TypeError, SyntaxError):  # no file, or half a statement
-        return None
-    return hashlib.sha256("\n".join(text.splitlines()).encode(errors="surrogatepass")).hexdigest()
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:

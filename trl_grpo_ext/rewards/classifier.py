@@ -118,9 +118,7 @@ def _label_index(model: str, label: str | int | None, config: Any) -> int:
     found = [index for index, name in names.items() if name == label]
     if len(found) == 1:
         return found[0]
-    raise ConfigurationError(
-        f"classifier: the model {model!r} has no label {label!r}, or has it twice; its labels are {names}."
-    )
+    raise ConfigurationError(f"classifier: the model {model!r} has no label {label!r}; its labels are {names}.")
 
 
 def _after_prompt(prompt: Any, said: str, tokenizer: Any) -> str:
@@ -149,8 +147,7 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
     untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
     if untrained:
         raise RewardError(
-            f"classifier: the model {name!r} has no trained weights for {untrained}, so its scores would be random. "
-            "Take a model that was trained for sequence classification."
+            f"classifier: the model {name!r} has no trained weights for {untrained}: it scores at random."
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

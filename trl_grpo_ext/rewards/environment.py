@@ -143,7 +143,8 @@ def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulati
 
     def make() -> Any:
         environment = factory()
-        environment.__class__ = recording(type(environment))
+        kind: Any = type(environment)
+        environment.__class__ = recording(kind)
         environment.step_rewards = []
         return environment
 

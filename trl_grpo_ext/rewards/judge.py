@@ -247,11 +247,12 @@ class Judge(Judged):
             )
             loop = asyncio.get_running_loop()
             weakref.finalize(self, _close, self._client, loop, self._process).atexit = False
-        return {
-            ask: self._started.pop(ask, None) or asyncio.create_task(self._reply(ask))
-            for ask in dict.fromkeys(asks)
-            if ask is not None
-        }
+        tasks = {}
+        for ask in dict.fromkeys(asks):
+            if ask is not None:
+                started = self._started.pop(ask, None)
+                tasks[ask] = started or asyncio.create_task(self._reply(ask))
+        return tasks
 
     async def _start(self, asks: Sequence[str | None]) -> None:
         for task in self._started.values():

@@ -338,8 +338,8 @@ def equal_rewards(setting: Setting) -> list[SmallBatch]:
 
 def long_batches(setting: Setting) -> dict[str, SmallBatch]:
     """Batches of long and short completions."""
-    counts = {length: (length, length // 2, length - 3, 1) for length in (64, 512, 4096)}
+    rewards = [1.0, 0.0, 0.5, 0.25]
     return {
-        f"completions of up to {length} tokens": _batch(setting, 2, [(1,) * n for n in each], [1.0, 0.0, 0.5, 0.25])
-        for length, each in counts.items()
+        f"completions of up to {n} tokens": _batch(setting, 2, [(1,) * k for k in (n, n // 2, n - 3, 1)], rewards)
+        for n in (64, 512, 4096)
     }

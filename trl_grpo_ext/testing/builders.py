@@ -23,8 +23,6 @@ from ..types import Forward, LossTerms, Rollout, ToolCall, Totals, Turn
 class UnequalGathers(PluginOutputError):  # noqa: N818
     """One rank called `gather` more often than another; a run would hang."""
 
-    breaks = "gathers"
-
 
 def mask_of(lengths: Sequence[int], width: int | None = None) -> torch.Tensor:
     """The loss mask `(B, T)` of completions of these lengths; `T` is the longest, or `width`."""

@@ -36,8 +36,7 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     Args:
         kind: One of `KINDS`.
         plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
-        **options: `OPTIONS`, which docs/writing_plugins.md explains. None is as good as leaving one out: the plugin's
-            declaration counts, then the default.
+        **options: `OPTIONS`, which docs/writing_plugins.md explains; None leaves it to the plugin's declaration.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.

@@ -23,9 +23,9 @@ from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, plugin_code
 
+# How far scores may be apart that ought to be the same: a model's last digits change with the padding.
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
-"""How far scores may be apart that ought to be the same: a model's last digits change with the padding."""
 
 _SLOW = 0.02
 _FEW = 4

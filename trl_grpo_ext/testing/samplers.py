@@ -16,8 +16,7 @@ from .rules import Broken, Checks, fresh_copy, through_json
 
 ROUNDS = 8
 
-Draws = list[list[int] | None]
-"""What was drawn in each round, to the first None."""
+Draws = list[list[int] | None]  # what was drawn in each round, to the first None
 
 
 @dataclass(frozen=True)

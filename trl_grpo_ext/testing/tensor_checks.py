@@ -32,15 +32,13 @@ from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
 from .rules import Broken, Checks, fresh_copy, only_if, through_json
 
-PADDING = 3
-"""Columns of surplus padding to try."""
+PADDING = 3  # columns of surplus padding to try
 RELATIVE = 1e-5
 ABSOLUTE = 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 _NOTHING = 1e-9
 """Advantages up to this size are, in float64, what rounding leaves of zero."""
-_DEAD = 90
-"""Numbers of the rows that are in no total start here."""
+_DEAD = 90  # numbers of the rows that are in no total start here
 
 Results = dict[str, torch.Tensor]
 """What the flow makes of each method's answer, `(B, T)` and zero off the mask, by the method."""

@@ -39,12 +39,9 @@ class AdvantageHookStates(KeptState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         saved = self.saved_in(state) or []
-        here, there = [plugin_label(hook) for hook in self.hooks], [entry["hook"] for entry in saved]
-        if saved and here != there:
-            raise ConfigurationError(
-                f"The checkpoint was written with the advantage hooks {there}, this run has {here}. Select the same, "
-                "or start from the checkpoint's model instead of resuming."
-            )
+        there = [entry["hook"] for entry in saved]
+        if saved and there != (here := [plugin_label(hook) for hook in self.hooks]):
+            raise ConfigurationError(f"The checkpoint has the states of the advantage hooks {there}, not of {here}.")
         for hook, entry in zip(self.hooks, saved, strict=bool(saved)):
             if entry["state"] is not None:
                 hook.load_state_dict(entry["state"])

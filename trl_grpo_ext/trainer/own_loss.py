@@ -1,7 +1,6 @@
 """A user's trainer class between ours and TRL's: what its loss can take.
 
-TRL's loss takes advantages `(B, T)`. One written for `(B,)` at best fails on them: `advantages.unsqueeze(1)` broadcasts
-`(B, T)` to `(B, B, T)`, and every completion is trained with the advantages of all. So it is tried out once.
+One written for advantages `(B,)` fails on `(B, T)`, or mixes up rows in silence, so it is tried out once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,11 +75,9 @@ class OwnLoss:
         differ_B = high_B - low_B > 1e-6 * torch.maximum(high_B.abs(), low_B.abs())
         if bool(differ_B.any()):
             row = int(differ_B.nonzero()[0, 0])
-            raise ConfigurationError(
-                f"The loss of {self._names} takes one advantage for each completion, but the advantage hooks gave the "
-                f"tokens at row {row} {low_B[row].item():.6g} to {high_B[row].item():.6g}. Select hooks that give a "
-                "completion one number, or train with TRL's own loss."
-            )
+            values = f"{low_B[row].item():.6g} to {high_B[row].item():.6g}"
+            what = f"takes one advantage for each completion, but the hooks gave the tokens at row {row} {values}"
+            raise ConfigurationError(f"The loss of {self._names} {what}. Select others.")
         return high_B.masked_fill(~live_B_T.any(1), 0.0)
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
@@ -122,27 +119,15 @@ class OwnLoss:
     def _refuse(self, *, as_trl: bool, acts: bool, late: bool) -> None:
         """Refuse plugins that the loss does not take: one that is not TRL's, or reads no advantages, or too early."""
         forward_hooks, aggregation = bool(self._plugins.forward_hooks), self._plugins.aggregation
-        refused: list[tuple[bool, type[Exception], str]] = [
-            (self._plugins.compact and not as_trl, ConfigurationError, "is not TRL's, so compact_updates is not exact"),
-            (
-                not acts and not forward_hooks and aggregation is None,
-                SelfCheckError,
-                "does not depend on the advantages of the batch, so the advantage hooks would have no effect",
-            ),
-            (
-                not self.per_token and aggregation is not None,
-                ConfigurationError,
-                "does not take advantages (completions, tokens), so a loss aggregation is not exact",
-            ),
-            (
-                not self.per_token and not late and forward_hooks,
-                SelfCheckError,
-                "reads the advantages before the policy's forward pass, so forward hooks would have no effect",
-            ),
-        ]
-        for is_so, error, why in refused:
-            if is_so:
-                raise error(f"The loss of {self._names} {why}. Remove these plugins, or the override.")
+        label = f"The loss of {self._names}"
+        if self._plugins.compact and not as_trl:
+            raise ConfigurationError(f"{label} is not TRL's, so compact_updates is not exact. Turn it off.")
+        if not acts and not forward_hooks and aggregation is None:
+            raise SelfCheckError(f"{label} does not depend on the advantages, so hooks would have no effect.")
+        if not self.per_token and aggregation is not None:
+            raise ConfigurationError(f"{label} takes no advantages (completions, tokens), as an aggregation needs.")
+        if not self.per_token and not late and forward_hooks:
+            raise SelfCheckError(f"{label} reads the advantages before the policy's forward pass, too early.")
 
 
 def _alike(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from .facts import RunFacts
+from .upstream.reading import RunFacts
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
@@ -23,11 +23,7 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation and computes pass@k.
-
-    A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
-    does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
-    """
+    """Collects the rewards of an evaluation; completions without one (None, NaN) do not count among the n."""
 
     ks: Sequence[int]
     thresholds: Mapping[tuple[int, str], float]
@@ -62,11 +58,9 @@ class PassAtK:
                 estimates = [estimate_pass_at_k(c, n, k) for c, n in zip(passed_Q, judged_Q, strict=True) if n >= k]
                 found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
                 if left_out := len(judged_Q) - len(estimates):
-                    warnings.warn(
-                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out, because {reward} judged "
-                        f"fewer than {k} of their {self.group_size} completions.",
-                        stacklevel=2,
-                    )
+                    why = f"{reward} judged fewer than {k} of their {self.group_size} completions"
+                    said = f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}."
+                    warnings.warn(said, stacklevel=2)
         return found
 
 
@@ -75,20 +69,14 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     if not settings.pass_at_k:
         return PassAtK((), {}, group_size=1)
     if not evaluates:
-        warnings.warn(
-            "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
-            stacklevel=3,
-        )
+        warnings.warn("pass_at_k has no effect: this run has no eval_dataset to report it of.", stacklevel=3)
     names = facts.reward_names
-    if settings.pass_thresholds is None and len(names) != 1:
-        raise ConfigurationError(
-            f"pass_at_k needs to know which reward decides: the run has {', '.join(names)}. Name it, with the least "
-            f"value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
-        )
+    if settings.pass_thresholds is None and len(names) > 1:
+        what = f"which reward decides: the run has {', '.join(names)}"
+        raise ConfigurationError(f"pass_at_k needs to know {what}. Say it: pass_thresholds: {{{names[0]}: 1.0}}.")
     thresholds = settings.pass_thresholds or {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
-        raise ConfigurationError(
-            f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
-        )
+        what = f"pass_thresholds has {unknown[0]!r}, which is no reward of this run"
+        raise ConfigurationError(f"{what}. It has: {', '.join(names)}.")
     columns = {(names.index(name), name): value for name, value in thresholds.items()}
     return PassAtK(settings.pass_at_k, columns, facts.group_size(training=False))

@@ -4,32 +4,84 @@ Without an aggregation the reduction is TRL's own: its scalar stays as it is, or
 losses are among them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from ..credit import flow, terms
+from ..credit.chain import Change
+from ..credit.flow import plugin_label
 from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
-from ..errors import ConfigurationError, SelfCheckError
-from ..types import AggregationDeclaration, HookDeclaration, implements
+from ..errors import ConfigurationError, SelfCheckError, UpstreamError
+from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
 from .batch import BatchKeys
-from .facts import LossSettings, Progress, RunFacts
-from .loss_forward import LossForward, PolicyPass
+from .facts import LossSettings, Progress
 from .own_loss import LossOf, LossTrial
 from .selected import SelectedPlugins
 from .upstream import contract, reading
+from .upstream.reading import RunFacts
 
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
-"""What of a micro-batch makes the denominator of a reduction: nothing, the number of its rows or of its tokens, or the
-losses themselves, which the reduction sees."""
+"""What of a micro-batch makes the denominator: nothing, its rows, its tokens, or the losses, which it sees."""
+
+
+Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
+
+
+@dataclass(frozen=True)
+class PolicyPass:
+    """What the policy's forward pass inside a loss returned, and what the forward hooks changed after it."""
+
+    logps_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor | None
+    changes: Sequence[Change] = ()
+
+
+@dataclass(frozen=True)
+class LossForward:
+    """One call of `_compute_loss`: its inputs, and the policy's forward passes inside it."""
+
+    inputs: dict[str, Any]
+    mask_B_T: torch.Tensor
+    keep_graph: bool = True
+    passes: list[PolicyPass] = field(default_factory=list)
+
+    @property
+    def policy(self) -> PolicyPass:
+        if not self.passes:
+            raise UpstreamError("_compute_loss of a base class does not call _get_per_token_logps_and_entropies.")
+        return self.passes[-1]
+
+    def context(
+        self,
+        logps_B_T: torch.Tensor,
+        entropies_B_T: torch.Tensor,
+        progress: Progress,
+        gather: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Forward:
+        inputs = self.inputs
+        return Forward(
+            logps_B_T=logps_B_T.detach(),
+            entropies_B_T=entropies_B_T.detach(),
+            old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+            mask_B_T=self.mask_B_T,
+            ref_logps_B_T=inputs.get("ref_per_token_logps"),
+            completion_ids_B_T=inputs["completion_ids"],
+            rewards_B=inputs[BatchKeys.reward],
+            raw_rewards_B=inputs[BatchKeys.raw_reward],
+            group_baselines_B=inputs[BatchKeys.baseline],
+            zero_variance_B=inputs[BatchKeys.zero_variance],
+            step=progress.step,
+            training=progress.training,
+            gather=gather,
+        )
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The loss of a micro-step, scaled as TRL's: averaged over ranks and summed over a step's micro-steps it is the
-    step's."""
+    """The loss of a micro-step, as TRL scales it: averaged over ranks, summed over a step's micro-steps."""
 
     loss: torch.Tensor
     weights_B_T: torch.Tensor | None  # of each token in the optimizer step's loss over all ranks; None if unknown
@@ -158,25 +210,18 @@ def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, k
         return Weighted(aggregation)
     per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs
     if per_step and facts.steps_per_generation % facts.accumulation:
-        raise ConfigurationError(
-            f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
-            f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-            f"{facts.accumulation}. Change one of the two."
-        )
+        what = f"steps_per_generation={facts.steps_per_generation} is no multiple of {facts.accumulation}"
+        label = f"The loss aggregation {plugin_label(aggregation)!r}"
+        raise ConfigurationError(f"{label} needs the counts of each optimizer step, but {what}, its micro-batches.")
     return Reducing(aggregation)
 
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
-    mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
-    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
-        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
-    policy = replace(
-        terms.POLICY,
-        mixes_rows=mixes,
-        acts_without_advantage=["forward hooks may give rows without signal one"] * bool(forward_hooks),
-        unscaled=["forward hooks"] * bool(forward_hooks),
-    )
+    mixes = ["top_entropy_quantile"] * (settings.top_entropy_quantile < 1.0)  # which is of a micro-batch
+    mixes += [plugin_label(hook) for hook in forward_hooks if not HookDeclaration.of(hook).independent]
+    hooks = [plugin_label(hook) for hook in forward_hooks]  # which may give rows without signal one
+    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=hooks, unscaled=hooks)
     others = {
         terms.KL: settings.beta != 0.0,
         terms.ENTROPY: settings.entropy_bonus,
@@ -199,18 +244,17 @@ def self_check(
     progress: Progress,
     slope_at_ratio_one: float,
 ) -> None:
-    """At the first training step: do our terms of TRL's loss add up to TRL's loss?
+    """Do our terms add up to TRL's loss, on shapes and masks of the real first batch and invented numbers?
 
-    TRL's own `_compute_loss` runs on shapes and masks of the real first batch, with invented numbers. Compared are the
-    weight that its reduction gives each token, read off the slope in the advantages at importance ratio 1; then, away
-    from ratio 1, its loss and the gradient in the log-probabilities, with those of the terms under these weights.
-    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
-    the slope matters. If no token of the micro-batch counts, all are made to count.
+    Compared are the weight of each token, by the slope in the advantages at ratio 1, then loss and gradient away from
+    it, without entropy bonus and auxiliary loss. If no token of the micro-batch counts, all are made to count.
     """
     if not bool((mask_B_T > 0).any()):
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
+    label = f"The loss of {facts.trainer} (loss_type={settings.loss_type!r})"
+    remove = "Remove the plugins, or move your own term from _compute_loss to compute_loss."
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
         leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
@@ -225,11 +269,8 @@ def self_check(
         gap = (in_trl - expected).abs()
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
-            raise SelfCheckError(
-                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) has other pieces than are known: its "
-                f"{what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}. "
-                "Remove loss_aggregation and token_losses, or move your own term from _compute_loss to compute_loss."
-            )
+            values = f"{in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}"
+            raise SelfCheckError(f"{label} has other pieces than are known: its {what} is {values}. {remove}")
 
     with torch.enable_grad():
         at_one = LossTrial(inputs, at_ratio_one=True, all_tokens=all_tokens)
@@ -242,10 +283,7 @@ def self_check(
             leaf_B_T = computed_at_one.forward.inputs["advantages"]
             (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
-            raise SelfCheckError(
-                f"The loss of {facts.trainer} does not depend on the advantages that it is given: it reads them before "
-                "the policy's forward pass, or from a copy. Remove the plugins, or the override of _compute_loss."
-            )
+            raise SelfCheckError(f"{label} does not depend on the advantages, or reads them too early. {remove}")
         if not takes_apart:
             return
         weights_B_T = computed_at_one.trl_weights_B_T

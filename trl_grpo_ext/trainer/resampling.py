@@ -7,7 +7,7 @@ batch that is not full is filled up with dropped groups, whose tokens are masked
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from ..errors import ConfigurationError
 from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .config import ResampleSettings
-from .facts import Progress, RunFacts
-from .prompts import DealtPrompts, Drawn, DrawnPrompts
+from .facts import Progress
+from .prompts import Drawn, DrawnPrompts
 from .sampled_batch import SampledBatch, read_rollout
 from .selected import SelectedPlugins
 from .upstream import acting, images, reading
+from .upstream.reading import RunFacts
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -38,29 +39,26 @@ _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T
 
 
 Row = dict[tuple[str, str], Any]
-"""One completion with all its data, by where it is from and its name, such as `("batch", "completion_ids")`.
-
-Tensors are on the CPU and without padding, so that a row can move to any rank. Of images a row has its part.
-"""
+"""A completion by where its data are from and their name: `("batch", "completion_ids")`; on the CPU, unpadded."""
 
 Group = list[Row]
 
 
+@dataclass
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""
 
-    def __init__(self, settings: ResampleSettings, group_filter: Any, facts: RunFacts, loss_counts_rows: bool) -> None:
-        self.settings, self.filter = settings, group_filter
-        self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
-        self._facts = facts
-        self._loss_counts_rows = loss_counts_rows
+    settings: ResampleSettings
+    filter: Any
+    facts: RunFacts
+    loss_counts_rows: bool
+
+    def __post_init__(self) -> None:
+        self.reads_advantages = "advantages" in FilterDeclaration.of(self.filter).needs
         self._reasons: set[str] = set()
 
     def fill(
-        self,
-        sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
-        prompts: DealtPrompts | DrawnPrompts,
-        progress: Progress,
+        self, sample: Callable[[Drawn], tuple[SampledBatch, Rollout]], prompts: DrawnPrompts, progress: Progress
     ) -> tuple[SampledBatch, dict[str, float]]:
         """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
@@ -69,9 +67,9 @@ class Resampling:
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
             if rounds and not prompts.look_ahead():
                 break
-            drawn = prompts.next_round([])
+            drawn = prompts.next_round()
             sampled, seen = sample(drawn)
-            with self._facts.agreement.section():
+            with self.facts.agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
             rounds, wanted = rounds + 1, len(drawn.prompts)
@@ -83,13 +81,10 @@ class Resampling:
                     continue
                 others.setdefault(prompt, group)
                 dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
-        if not kept and self._facts.rank == 0:
+        if not kept and self.facts.rank == 0:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
-            warnings.warn(
-                f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. Look at the completions (log_completions), or change the data or the filter.",
-                stacklevel=2,
-            )
+            none = f"{plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} rounds"
+            warnings.warn(f"resample: the filter {none}: {why}. Look at the completions.", stacklevel=2)
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
         counted = min(len(kept), wanted)
         self._reasons |= dropped.keys()  # once seen, a reason is logged even when it is 0
@@ -105,7 +100,7 @@ class Resampling:
     def _groups(self, sampled: SampledBatch, verdicts: Sequence[bool | str]) -> list[tuple[Group, bool | str]]:
         """The groups of all ranks and the filter's verdict on each; the same on every rank."""
         rows = _rows_of_batch(sampled)
-        if self._facts.ranks > 1:
+        if self.facts.ranks > 1:
             rows, verdicts = gather_object(rows), gather_object(list(verdicts))
         size = sampled.rollout.num_generations
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
@@ -117,9 +112,9 @@ class Resampling:
         # A round without images has no types of tokens.
         tensors = [row.get((source, name), torch.zeros_like(row["batch", like])) for row in rows]
         if all(tensor.numel() == 1 for tensor in tensors):
-            return torch.stack(tensors).to(self._facts.device)
-        value = self._facts.pad_id if name in ("prompt_ids", "completion_ids") else _PAD.get(name, 0)
-        return acting.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
+            return torch.stack(tensors).to(self.facts.device)
+        value = self.facts.pad_id if name in ("prompt_ids", "completion_ids") else _PAD.get(name, 0)
+        return acting.pad_rows(self.facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
     def _columns(self, rows: Sequence[Row], source: str) -> dict[str, Any]:
         names = dict.fromkeys(name for row in rows for where, name in row if where == source)
@@ -131,8 +126,8 @@ class Resampling:
         trained = counted * len(groups[0])
         for row in everybody[trained:]:
             row["batch", "completion_mask"].zero_()
-        count = len(everybody) // self._facts.ranks
-        rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
+        count = len(everybody) // self.facts.ranks
+        rows = everybody[self.facts.rank * count : (self.facts.rank + 1) * count]
         pictured = dict.fromkeys(name for row in everybody for where, name in row if where == "images")
         parts = {name: [row.get(("images", name)) for row in rows] for name in pictured}
         batch = images.joined({**self._columns(rows, "batch"), **parts})
@@ -140,15 +135,15 @@ class Resampling:
         masks = ({name: value for (source, name), value in row.items() if source == "batch"} for row in everybody)
         tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
         batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
-        if self._loss_counts_rows and 0 < counted < len(groups):
-            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
+        if self.loss_counts_rows and 0 < counted < len(groups):
+            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self.facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
-        weights_K, functions = like.rollout.reward_weights_K, len(self._facts.reward_names)
-        with self._facts.agreement.section():
+        weights_K, functions = like.rollout.reward_weights_K, len(self.facts.reward_names)
+        with self.facts.agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
             numbers = [row["scored", "row_number"] for row in rows]
-            rollout = read_rollout(self._facts, progress, batch, raw, logps, weights_K[:functions], numbers)
+            rollout = read_rollout(self.facts, progress, batch, raw, logps, weights_K[:functions], numbers)
         rollout = replace(
             rollout,
             rewards_B_K=scored.rewards_N_K[rollout.local_rows],
@@ -174,7 +169,7 @@ class Resampling:
             prompts=columns["prompt"],
             completions=columns["completion"],
             completion_ids=[row["batch", "completion_ids"].tolist() for row in rows],
-            rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self._facts.device),
+            rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self.facts.device),
             parts=beside_scores("parts", ()),
             part_names={reward: names_of([of_row.get(reward, ()) for of_row in parts]) for reward in rewards},
             outcomes=beside_scores("outcomes", None),
@@ -238,16 +233,12 @@ def resampling_of(
     for hook in plugins.hooks:
         in_rounds = implements(hook, "on_rewards") or (implements(hook, "on_rollout") and made.reads_advantages)
         if in_rounds and not HookDeclaration.of(hook).independent:
-            raise ConfigurationError(
-                f"resample: the advantage hook {plugin_label(hook)!r} runs in each round, for the filter "
-                f"{plugin_label(made.filter)!r} or as a shaper, and may look at the whole batch, which is not the one "
-                "that is trained on. If it looks at each group by itself and remembers nothing, let it declare "
-                "independent=True; otherwise remove it, or resample."
-            )
+            label = f"the advantage hook {plugin_label(hook)!r}"
+            what = f"{label} runs in each round, for the filter {plugin_label(made.filter)!r} or as a shaper"
+            why = "may look at the whole batch, which is not the one that is trained on"
+            raise ConfigurationError(f"resample: {what}, and {why}. Declare independent=True if not, or remove it.")
     statistics = reading.batch_statistics_of(trainer)
     if statistics is not None and not any(role_of(hook) == "estimator" for hook in plugins.hooks):
-        raise ConfigurationError(
-            f"resample: with {statistics} TRL's advantages depend on a whole round, which is not the batch that is "
-            "trained on. Set scale_rewards to group or none, or select an estimator (batch_whitening)."
-        )
+        what = f"with {statistics} TRL's advantages depend on a whole round, which is not the batch that is trained on"
+        raise ConfigurationError(f"resample: {what}. Set scale_rewards to group or none, or select an estimator.")
     return made

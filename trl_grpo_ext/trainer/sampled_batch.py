@@ -15,14 +15,12 @@ from ..credit.rollouts import RolloutFacts, RowTensors, ScoredRows, build_rollou
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout, Totals
 from .batch import counting_mask
-from .facts import Progress, RunFacts
+from .facts import Progress
 from .upstream.acting import pad_rows
-from .upstream.reading import Generated
+from .upstream.reading import Generated, RunFacts
 
 HookLogps = Mapping[str, torch.Tensor]
-"""Log-probabilities and entropies that hooks need and TRL has not computed for one generation batch, `(B, T)`.
-
-They stand under the name of the need or of the teacher."""
+"""What hooks need and TRL has not computed for a batch, `(B, T)` by the name of the need or of the teacher."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,9 @@ def read_rollout(
     rows = zip(batch["completion_ids"].tolist(), scored.completion_ids, strict=False)
     others = [number for number, (row, ids) in enumerate(rows) if row[: len(ids)] != list(ids)]
     if others or len(batch["completion_ids"]) != len(scored.completion_ids):  # rewards and groups would be wrong
-        raise ConfigurationError(
-            f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored, "
-            f"from row {min(others, default=0)} on. Let it keep all rows in order and set unwanted advantages to "
-            "zero, or derive that class from GRPOExtTrainer, so that it runs after the hooks."
-        )
+        what = f"returned other rows than were scored, from row {min(others, default=0)} on"
+        owner = f"_generate_and_score_completions of a base class of {facts.trainer}"
+        raise ConfigurationError(f"{owner} {what}. Set advantages to 0, or derive it from GRPOExtTrainer.")
     sequences, group_size = scored.rewards_N_K.size(0), facts.group_size(progress.training)
     tensors = RowTensors(
         prompt_ids_B_P=batch["prompt_ids"],
@@ -98,7 +94,7 @@ def read_rollout(
         rank=facts.rank,
         async_tools=facts.async_tools,
     )
-    when = {"step": progress.step, "training": progress.training}
+    when: dict[str, Any] = {"step": progress.step, "training": progress.training}
     return build_rollout(scored, tensors, made_with, totals, facts.agreement.gather, row_numbers=row_numbers, **when)
 
 
@@ -114,10 +110,8 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) 
     """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
     generated = sampling.generated
     if not generated.completion_ids:
-        raise UpstreamError(
-            f"A base class of {facts.trainer} calls _calculate_rewards outside of _generate_and_score_completions, or "
-            "does not generate with _generate. Hooks that shape rewards need to see both."
-        )
+        what = f"A base class of {facts.trainer} calls _calculate_rewards outside of _generate_and_score_completions"
+        raise UpstreamError(f"{what}, or not after _generate. Hooks that shape rewards need both.")
     padded = functools.partial(pad_rows, facts)
     made: dict[str, Any] = {
         "prompt_ids": padded(generated.prompt_ids, facts.pad_id, "left"),
@@ -148,8 +142,6 @@ def rollout_of_shapers(facts: RunFacts, sampling: Sampling, batch: dict[str, Any
     for key, seen in before.items():
         made = batch.get(key)
         if made is None or not torch.equal(seen.nan_to_num(), made.nan_to_num()):
-            raise UpstreamError(
-                f"Hooks that shape rewards saw a different {key!r} than is in the batch that {facts.trainer} "
-                "made. A base class changes the batch after the rewards, or this TRL is untested."
-            )
+            what = f"Hooks that shape rewards saw a different {key!r} than is in the batch of {facts.trainer}"
+            raise UpstreamError(f"{what}. A base class changes the batch after the rewards, or this TRL is untested.")
     return rollout

@@ -11,9 +11,10 @@ from ..credit.token_losses import carried_values, check_declarations, measured, 
 from ..errors import ConfigurationError
 from ..types import LossTerms, Rollout, TokenLossDeclaration
 from .batch import BatchKeys, two_rows_of
-from .facts import Progress, RunFacts
-from .loss_forward import LossForward, PolicyPass
+from .facts import Progress
 from .own_loss import LossTrial
+from .reductions import LossForward, PolicyPass
+from .upstream.reading import RunFacts
 
 
 class TokenLosses:
@@ -28,16 +29,12 @@ class TokenLosses:
         return bool(self._losses)
 
     def terms(self) -> list[Term]:
-        declared = {name: TokenLossDeclaration.of(loss) for name, loss in self._losses.items()}
-        return [
-            Term(
-                name=name,
-                mixes_rows=[f"the token loss {name} looks at its whole micro-batch"] * (not one.independent),
-                acts_without_advantage=[f"the token loss {name} acts on rows without signal too"]
-                * (not one.needs_advantage),
-            )
-            for name, one in declared.items()
-        ]
+        found = []
+        for name, loss in self._losses.items():
+            declared = TokenLossDeclaration.of(loss)
+            mixes, acts = [name] * (not declared.independent), [name] * (not declared.needs_advantage)
+            found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
+        return found
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
         """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""
@@ -119,9 +116,7 @@ def losses_that_replace(losses: Mapping[str, Any]) -> list[str]:
     """The name of the token loss that takes the place of TRL's, if there is one; two are refused."""
     replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
     if len(replacing) > 1:
-        raise ConfigurationError(
-            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
-        )
+        raise ConfigurationError(f"The token losses {' and '.join(replacing)} both replace TRL's. Keep one of them.")
     return replacing
 
 
@@ -131,15 +126,10 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
         return
     args, first = trainer.args, next(iter(losses))
     if args.use_liger_kernel:
-        raise ConfigurationError(
-            f"The token loss {first!r} does not work with use_liger_kernel, which computes no log-probabilities of "
-            "single tokens. Turn one of them off."
-        )
+        raise ConfigurationError(f"The token loss {first!r} does not work with use_liger_kernel. Turn one of them off.")
     if owners:
-        raise ConfigurationError(
-            f"The token loss {first!r} cannot be added to the loss of {owners[0].__qualname__}, whose terms are not "
-            "known. Remove one of them, or make that loss a token loss that replaces TRL's."
-        )
+        what = f"cannot be added to the loss of {owners[0].__qualname__}, whose terms are not known"
+        raise ConfigurationError(f"The token loss {first!r} {what}. Remove one of them.")
     is_on = (  # in the order of INSIDE_TRLS
         trainer.importance_sampling_level != "token",
         trainer.top_entropy_quantile < 1.0,
@@ -150,7 +140,5 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
     inside = [name for name, on in zip(TokenLossDeclaration.INSIDE_TRLS, is_on, strict=True) if on]
     for name in losses_that_replace(losses):
         if lost := [setting for setting in inside if setting not in TokenLossDeclaration.of(losses[name]).does_own]:
-            raise ConfigurationError(
-                f"The token loss {name!r} takes the place of TRL's policy loss, and with it of {lost[0]}, which TRL "
-                f"applies inside that loss. Set {lost[0]} back to its default, or remove the token loss."
-            )
+            what = f"takes the place of TRL's policy loss, which applies {lost[0]}"
+            raise ConfigurationError(f"The token loss {name!r} {what}. Set that to its default, or remove the loss.")

@@ -276,25 +276,14 @@ def test_filters_and_search_find_exactly_what_python_finds(opened: Any, big: Pat
 
 
 def test_browser_orders_results_with_links(opened: Any, big: Path) -> None:
-    rows = {key(row): row for row in rows_of(big / "first")}
-    truncated = [row for row in rows.values() if row["truncated"]]
+    truncated = [row for row in rows_of(big / "first") if row["truncated"]]
     choose(opened, "filter", "truncated")
-    orders: dict[str, Any] = {
-        "reward-down": lambda row: -row["reward"],
-        "reward-up": lambda row: row["reward"],
-        "length-down": lambda row: -len(row["token_ids"]),
-    }
-    for name, by in orders.items():
-        choose(opened, "sort", name)
-        assert found(opened) == [key(row) for row in sorted(truncated, key=by)], name
-    wanted = found(opened)[3]
-    opened.execute_script('document.querySelector(`[data-key="${arguments[0]}"]`).click()', wanted)
+    choose(opened, "sort", "reward-up")
+    wanted = [key(row) for row in sorted(truncated, key=lambda row: row["reward"])]
+    assert found(opened) == wanted
+    opened.execute_script('document.querySelector(`[data-key="${arguments[0]}"]`).click()', wanted[3])
     wait_until(opened, "return document.activeElement.classList.contains('card')")
-    text = opened.execute_script("return document.activeElement.querySelector('.tokens').textContent")
-    assert text.replace("\u21b5", "") == visible(rows[wanted]["completion"])
-    assert opened.execute_script("return document.activeElement.dataset.member") == wanted.split("/")[2]
-    title = opened.execute_script("return document.getElementById('prompt-title').textContent")
-    assert f"step {wanted.split('/')[0]}," in title
+    assert opened.execute_script("return document.activeElement.dataset.member") == wanted[3].split("/")[2]
 
 
 # ---------------------------------------------------------------------------------------------- keys
@@ -324,15 +313,10 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
     press(Keys.ARROW_LEFT)
     assert focused()["member"] == "1"
     assert focused()["outline"] == "solid"
-    press(Keys.ARROW_UP)
-    wait_until(opened, "return document.getElementById('prompt-title').textContent.includes('step 80')")
-    wait_until(opened, "return document.activeElement.dataset.member === '1'")
-    press("n")
-    wait_until(opened, "return document.getElementById('prompt-title').textContent.startsWith('Prompt 1 ')")
-    press("p")
-    wait_until(opened, "return document.getElementById('prompt-title').textContent.startsWith('Prompt 0 ')")
-    press("]")
-    wait_until(opened, "return document.getElementById('prompt-title').textContent.includes('step 100')")
+    title = "return document.getElementById('prompt-title').textContent.includes(arguments[0])"
+    for pressed, where in ((Keys.ARROW_UP, "step 80"), ("n", "Prompt 1 "), ("p", "Prompt 0 "), ("]", "step 100")):
+        press(pressed)
+        wait_until(opened, title, where)
     wait_until(opened, "return document.activeElement.classList.contains('card')")
     press(Keys.ENTER)
     assert focused()["kind"].startswith("token")

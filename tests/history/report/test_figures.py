@@ -87,7 +87,7 @@ def test_figures_of_rewards_are_as_logged(two: list[Run], trained_once: tuple[Pa
 
 def test_figures_of_metrics_and_hooks(two: list[Run], trained_once: Any) -> None:
     keys = {
-        ("kl", "KL, nats per token"): "kl",
+        ("optimisation", "KL, nats per token"): "kl",
         ("optimisation", "loss"): "loss",
         ("no_signal", "groups without spread in the reward"): "frac_reward_zero_std",
     }

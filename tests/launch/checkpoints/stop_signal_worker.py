@@ -31,7 +31,6 @@ JOBS: dict[str, Job] = {
     "best_stopped": {"metric": True, "save_steps": 1, "signalled": [0], "save_total_limit": 1},
     "shared": {"nodes": 2, "save_steps": 1},
     "apart": {"nodes": 2, "save_steps": 1, "apart": True, "save_on_each_node": True},
-    "apart_resumed": {"nodes": 2, "in": "apart", "apart": True, "save_on_each_node": True, "resume": True},
     "launched": {"wait_at": 2},
 }
 """`signalled`: these ranks get a signal in the second step. `full`: from then on this rank writes no file longer than

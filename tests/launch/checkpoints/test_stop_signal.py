@@ -107,14 +107,6 @@ def test_two_machines_publish_once_for_each_disk(jobs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_machines_agree_on_what_to_go_on_from(jobs: Path) -> None:
-    # transformers 5.23 writes no weights on the second machine, so with disks of their own there is nothing whole.
-    for rank, result in enumerate(ranks(jobs, "apart_resumed")):
-        assert result["error"].startswith("On rank 1: Cannot resume from "), rank
-        assert "output-1/checkpoint-4: it has no weights" in result["error"]
-
-
-@pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_and_ends(tiny_model: Path, tmp_path: Path) -> None:
     config = ROOT / "recipes" / "accelerate" / "cpu_2_processes.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]

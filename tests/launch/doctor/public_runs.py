@@ -58,11 +58,6 @@ RUN_FILES = (
         ("write dtype: bfloat16", "write warmup_steps: 0.1", "max_prompt_length has no successor", "reward_funcs"),
     ),
     RunFile(
-        "alignment-handbook style",
-        OPEN_R1 + "evaluation_strategy: 'no'\ndataset_mixer: {a: 1.0}\n",
-        ("write eval_strategy: no", "dataset_mixer"),
-    ),
-    RunFile(
         "TRL's scripts, one LoRA target",
         HEAD + "use_peft: true\nlora_target_modules: [q_proj]\n",
         ("One name alone is a regular expression",),
@@ -87,11 +82,6 @@ RUN_FILES = (
         HEAD + "lerning_rate: 1.0e-6\n",
         ("did you mean learning_rate",),
         ("error",),
-    ),
-    RunFile(
-        "a choice that does not exist",
-        HEAD + "loss_type: gspo\n",
-        error="loss_type 'gspo' is none of",
     ),
     RunFile(
         "plugins of ours, one that does not exist",

@@ -64,10 +64,7 @@ def test_a_model_that_is_not_here_is_a_reason() -> None:
 
 HOSTILE = [
     "",
-    "[]",
-    '{"model_type": 3}',
     '{"model_type": "no_such_type"}',
-    '{"model_type": ["llama"]}',
     '{"model_type": "llama", "hidden_size": "wide"}',
     '{"model_type": "llama", "num_hidden_layers": 1e12}',
     "[" * 20_000,

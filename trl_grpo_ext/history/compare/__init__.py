@@ -116,7 +116,6 @@ def compare(
     if policy is not None:
         gradients = measured(policy, tokenizer, batches, results, dimensions, progress, notes.append)
     return what_moves(
-        asked,
         batches,
         {one.name: results[one.name] for one in asked},
         right_at=right_at,

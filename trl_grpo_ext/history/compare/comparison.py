@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from ...credit.flow import plugin_label
 from .running import BatchResult
 from .saved import SavedBatch, number_of
-from .selections import LoadedSelection
 from .statistics import Estimate
 
 
@@ -25,9 +23,6 @@ class SelectionNumbers:
     """One selection over all completions."""
 
     name: str
-    rewards: Mapping[str, float | None]  # each with the mean of its values
-    hooks: Sequence[str]
-    aggregation: str
     reward_mean: float | None  # of the weighted sums
     without_signal: float | None  # share of the groups, as training logs it in `groups/zero_variance`
     positive_mass: float | None  # share of the gradient mass on tokens with an advantage above 0
@@ -35,11 +30,11 @@ class SelectionNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some of the completions, or a tenth of each, with its share of the gradient mass by selection."""
+    """Some of the completions, with their share of the gradient mass by selection."""
 
     name: str
-    completions: int | None = None  # None for tenths
-    tokens: float | None = None  # share of the live tokens; None for tenths
+    completions: int
+    tokens: float | None  # share of the live tokens
     mass: Mapping[str, float | None]
 
 
@@ -92,7 +87,6 @@ class Comparison:
     steps: Sequence[int]  # that were read, one for each generation batch
     completions: int
     groups: int
-    num_generations: int  # completions per group; the smallest number if batches differ
     tokens: int  # live ones under the base
     correct_by: str  # the reward that says which completions are right: the base's first
     right_at: float  # the least value of a right completion
@@ -100,7 +94,6 @@ class Comparison:
     pairs: Sequence[Pair]  # the base with each of the others
     by_length: Sequence[Part]  # quarters of the completions by their live tokens
     by_correctness: Sequence[Part]  # right and wrong ones, and unjudged ones
-    by_position: Sequence[Part]  # tenths of every completion
     gradients: Gradients | None = None  # None without a model
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
     results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)  # by selection, per batch
@@ -123,7 +116,6 @@ def _plain(value: Any) -> Any:
 
 
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
-TENTHS = 10
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""
 
@@ -137,11 +129,9 @@ class _Totals:
         self.advantages_N = torch.cat([one.advantages_B for one in results]).double()
         self.lengths_N = torch.cat([one.mask_B_T.double().sum(dim=1) for one in results])
         self.mass_N = torch.cat([one.mass_B_T.double().sum(dim=1) for one in results])
-        self.tenths_N = torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results])
 
 
 def what_moves(
-    chosen: Sequence[LoadedSelection],
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
@@ -149,7 +139,7 @@ def what_moves(
     **read: Any,
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
-    totals = [_Totals(one.name, results[one.name]) for one in chosen]
+    totals = [_Totals(name, of_selection) for name, of_selection in results.items()]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
     judged = {"right": values_N >= right_at, "wrong": values_N < right_at}
@@ -160,38 +150,23 @@ def what_moves(
         steps=tuple(batch.step for batch in batches),
         completions=len(base.mass_N),
         groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
-        num_generations=min(batch.num_generations for batch in batches),
         tokens=int(base.lengths_N.sum()),
         correct_by=results[base.name][0].reward_names[0],
         right_at=right_at,
-        selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
+        selections=[_numbers(one, results[one.name]) for one in totals],
         pairs=[_pair(base, one, results) for one in totals[1:]],
         by_length=_by_length(totals),
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
-        by_position=[
-            Part(
-                name=f"position {tenth * 10} to {tenth * 10 + 10} %",
-                mass={one.name: share(one.tenths_N[:, tenth], one.mass_N) for one in totals},
-            )
-            for tenth in range(TENTHS)
-        ],
         batches=tuple(batches),
         results=results,
     )
 
 
-def _numbers(selection: LoadedSelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
-    by_reward: dict[str, list[torch.Tensor]] = {}
-    for one in results:
-        for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):
-            by_reward.setdefault(name, []).append(values_B)
+def _numbers(totals: _Totals, results: Sequence[BatchResult]) -> SelectionNumbers:
     positive = torch.cat([one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results])
     return SelectionNumbers(
-        name=selection.name,
-        rewards={name: _mean(torch.cat(values)) for name, values in by_reward.items()},
-        hooks=tuple(plugin_label(hook) for hook in selection.hooks),
-        aggregation=plugin_label(selection.aggregation),
-        reward_mean=_mean(totals.rewards_N),
+        name=totals.name,
+        reward_mean=number_of(float(totals.rewards_N.nanmean())),
         without_signal=1.0 - float(torch.cat([one.signal_Q for one in results]).double().mean()),
         positive_mass=share(positive, totals.mass_N),
     )
@@ -206,7 +181,7 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
         chosen_N = quarters_N == number
         if chosen_N.any():
             low, high = (int(bound) for bound in lengths_N[chosen_N].aminmax())
-            name += f" ({low:,} tokens)" if low == high else f" ({low:,} to {high:,} tokens)"
+            name += f" ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts
 
@@ -239,21 +214,6 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> P
         tokens=share(lengths_N[chosen_N], lengths_N),
         mass={one.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
     )
-
-
-def _mean(values: torch.Tensor) -> float | None:
-    return number_of(float(values.double().nanmean()))
-
-
-# ------------------------------------------------------------------------------------------------ shares and ranks
-
-
-def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mass in each tenth of each completion, `(B, 10)`; a token belongs to the tenth in which its middle lies."""
-    middles_T = torch.arange(mass_B_T.size(1)) + 0.5
-    lengths_B_1 = completion_mask_B_T.sum(dim=1, keepdim=True).clamp(min=1)
-    tenths_B_T = (TENTHS * middles_T / lengths_B_1).long().clamp(max=TENTHS - 1)
-    return torch.zeros(len(mass_B_T), TENTHS, dtype=torch.float64).scatter_add_(1, tenths_B_T, mass_B_T.double())
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:

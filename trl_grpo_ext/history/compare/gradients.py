@@ -113,7 +113,7 @@ def _items(batches: Sequence[SavedBatch], results: Mapping[str, Sequence[BatchRe
         weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in of_batch]
         size = batch.num_generations
         count = len(batch.texts)
-        saved = batch.prompt_ids or [None] * count
+        saved: Sequence[Sequence[int] | None] = batch.prompt_ids or [None] * count
         for first in range(0, count, size):
             members = slice(first, first + size)
             own = saved[first]

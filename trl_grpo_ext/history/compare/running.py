@@ -22,7 +22,7 @@ from ...credit.groups import group_apart, group_mean, group_std, weighted_reward
 from ...credit.parts import Rows, with_parts
 from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
-from ...guard.calls import call, is_model
+from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, Tokens
@@ -42,7 +42,6 @@ class BatchResult:
     advantages_B_T: torch.Tensor  # what the loss gets
     weights_B_T: torch.Tensor  # each token's weight in the loss
     mask_B_T: torch.Tensor  # the loss mask
-    completion_mask_B_T: torch.Tensor  # 1.0 at every token
     signal_Q: torch.Tensor  # which groups have signal
 
     @property
@@ -94,7 +93,6 @@ def run_selection(
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
-        completion_mask_B_T=rollout.completion_mask_B_T,
         signal_Q=groups_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
     )
 
@@ -199,18 +197,12 @@ def _rewards(selection: LoadedSelection, batch: SavedBatch, known: dict[str, One
     # What shapers added is computed again.
     found = {name: OneReward(values) for name, values in batch.rewards.items() if name not in shapers}
     if not found:
-        raise ConfigurationError(
-            f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
-        )
+        raise ConfigurationError(f"{selection.name} lists no rewards, and {batch.where} has none.")
     return found
 
 
 def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneReward:
     """What a reward function gives; its errors name the selection and the batch."""
-    if is_model(source.function):
-        raise ConfigurationError(
-            f"{selection}: the reward {source.name!r} is a model, which a comparison does not run."
-        )
     watch = RewardWatch()
     columns = {**batch.columns, **batch.rewards}  # in anybody's file a column of numbers may be either
     try:

@@ -161,8 +161,10 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
 
 def _has_logps(columns: Columns, row: int) -> bool:
     """Whether a row was trained on: each of its tokens has a log-probability and an entropy."""
-    found = [columns[name][row] if name in columns else None for name in ("token_ids", "logp", "entropy")]
-    return all(values is not None and len(values) == len(found[0]) for values in found)
+    if not {"token_ids", "logp", "entropy"} <= columns.keys():
+        return False
+    found = [columns[name][row] for name in ("logp", "entropy")]
+    return all(values is not None and len(values) == len(columns["token_ids"][row]) for values in found)
 
 
 def _groups(part: _Part) -> list[list[int]]:
@@ -217,8 +219,7 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     """Give every completion the columns of its prompt's row in a `.jsonl` or `.parquet` file.
 
     A row's prompt is its column `prompt`, or else `question`; of equal ones the first row counts. It matches a saved
-    prompt that equals it or whose last message does. Failing that, the longest one that the saved prompt contains
-    matches (a prompt made from a template).
+    prompt that equals it; failing that, the longest one that the prompt's text or its last message contains.
     """
     columns = read_columns(Path(dataset))
     key = next((name for name in ("prompt", "question") if name in columns), None)
@@ -230,9 +231,8 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
 
     @functools.cache
     def row_of(own: str, asked: str) -> int:
-        exact = [text for text in (own, asked) if text in first_rows]
         inside = (text for text in first_rows if text.strip() and text in asked)
-        found = exact[0] if exact else max(inside, key=len, default=None)
+        found = own if own in first_rows else max(inside, key=len, default=None)
         if found is None:
             raise ConfigurationError(f"A saved prompt is not in --dataset {dataset}, column {key!r}: {own[:80]!r}.")
         return first_rows[found]

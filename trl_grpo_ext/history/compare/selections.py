@@ -81,12 +81,10 @@ class LoadedSelection:
 
 
 def named_selections(given: Selections) -> Mapping[str, Given]:
-    """Selections by name: a file's is its stem, or its path if two have that stem."""
+    """Selections by name: a file's is its stem."""
     if isinstance(given, Mapping):
         return given
-    paths = [str(item) if isinstance(item, str | Path) else None for item in given]
-    stems = [Path(path).stem if path else f"selection {number}" for number, path in enumerate(paths, start=1)]
-    names = [path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
+    names = [Path(one).stem if isinstance(one, str | Path) else f"selection {n}" for n, one in enumerate(given, 1)]
     return dict(zip(unique_names(names), given, strict=True))
 
 

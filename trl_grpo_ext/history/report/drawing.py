@@ -28,11 +28,8 @@ INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F", "#9467BD", "#B5CF6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
-WIDTH = 5.0
-HEIGHT = 1.7
-MARGIN = 0.5
-"""Inches: width of a figure, height of a panel, and of what stands below the panels. Narrow figures stay legible on a
-phone."""
+WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
+"""Inches: of a figure, which stays legible on a phone; of a panel; of what stands below the panels."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -94,16 +91,11 @@ class Absent:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: a metric, its name in the legend, and the metrics of a band around it.
-
-    The band is plus and minus `spread`, or from `low` to `high`.
-    """
+    """One line of a panel: a metric, its name in the legend, and the metric of a band around it, plus and minus."""
 
     key: str
     name: str = ""
     spread: str | None = None
-    low: str | None = None
-    high: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,14 +107,10 @@ class Panel:
     share: bool = False
     whole: bool = False
 
-    def lines(self, runs: Sequence[Run]) -> list[Series]:
-        """The series with data in one of the runs."""
-        return [one for one in self.series if any(_known(run, one) for run in runs)]
-
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
     """Draw runs in panels, from the top; panels without data, and those beyond the twelfth, are left out."""
-    there = [(panel, shown) for panel in panels if (shown := panel.lines(runs))][:MOST_PANELS]
+    there = [(panel, shown) for panel in panels if (shown := _with_data(runs, panel))][:MOST_PANELS]
     if not there:
         return Absent(reason)
     every = [(run, one) for run in runs for _, shown in there for one in shown]
@@ -148,9 +136,7 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
                 known = dict.fromkeys(steps, 0.0) | _points(run, series.key)
                 _draw_band(axis, run, series, looks[name]["color"])
                 if known:
-                    axis.plot(
-                        [*known], [*known.values()], markevery=max(1, len(known) // 12), label=name, **looks[name]
-                    )
+                    axis.plot([*known], [*known.values()], markevery=len(known) // 12 or 1, label=name, **looks[name])
                 apart = _points(run, f"eval_{series.key}") if series.key.startswith(_HELD_OUT) else {}
                 if apart:
                     axis.plot([*apart], [*apart.values()], label=f"{name} (held out)", **looks[name], **_HOLLOW)
@@ -179,6 +165,10 @@ def _legend_columns(names: Sequence[str]) -> int:
     return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
 
 
+def _with_data(runs: Sequence[Run], panel: Panel) -> list[Series]:
+    return [one for one in panel.series if any(_known(run, one) for run in runs)]
+
+
 def _known(run: Run, series: Series) -> bool:
     return bool(run.series(series.key)[0] or run.series(f"eval_{series.key}")[0])
 
@@ -188,16 +178,10 @@ def _points(run: Run, key: str) -> dict[int, float]:
 
 
 def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
-    if series.spread:
-        middle = _points(run, series.key)
-        spread = _points(run, series.spread)
-        edges = [{step: middle[step] + sign * spread[step] for step in middle if step in spread} for sign in (-1, 1)]
-    elif series.low and series.high:
-        edges = [_points(run, series.low), _points(run, series.high)]
-    else:
-        return
-    if steps := sorted(edges[0].keys() & edges[1].keys()):
-        lower, upper = ([edge[step] for step in steps] for edge in edges)
+    middle = _points(run, series.key)
+    spread = _points(run, series.spread) if series.spread else {}
+    if steps := [step for step in middle if step in spread]:
+        lower, upper = ([middle[step] + sign * spread[step] for step in steps] for sign in (-1, 1))
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
 
 

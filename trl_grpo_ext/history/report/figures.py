@@ -22,36 +22,18 @@ from .drawing import Absent, Panel, Series, draw_lines, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
-_NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
-_OUTCOMES = (
-    "right",
-    "scored",
-    "wrong",
-    "no_answer",
-    "unparseable_reference",
-    "none",
-    "timeout",
-    "died",
-    "refused",
-    "error",
-)
+_OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
 """In this order; others follow."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its stable name, its heading and title, and one sentence to read it by."""
+    """One figure: its stable name, its title, and one sentence to read it by."""
 
     name: str
-    theme: str
     title: str
     caption: str
     draw: Draw
-
-
-def _range(metric: str) -> Series:
-    """A mean with a band from the smallest to the largest, of metrics whose names differ in that word."""
-    return Series(metric.format("mean"), low=metric.format("min"), high=metric.format("max"))
 
 
 def _matches(runs: Sequence[Run], pattern: str) -> list[re.Match[str]]:
@@ -60,8 +42,8 @@ def _matches(runs: Sequence[Run], pattern: str) -> list[re.Match[str]]:
     return [found for key in keys if (found := re.fullmatch(pattern, key, re.DOTALL))]
 
 
-def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
-    return lambda runs: draw_lines(runs, panels, reason)
+def _of_metrics(*panels: Panel) -> Draw:
+    return lambda runs: draw_lines(runs, panels, "No such metric is in the history.")
 
 
 def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
@@ -130,7 +112,6 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
 PLOTS: tuple[Plot, ...] = (
     Plot(
         "reward_total",
-        "Rewards",
         "Total reward",
         "The weighted sum that is trained on (band: standard deviation). It should rise, and the held-out points "
         "with it. If hooks shape rewards, the sum before them is shown too.",
@@ -141,7 +122,6 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "reward_functions",
-        "Rewards",
         "Reward per function",
         "Each function's mean over the batch (band: standard deviation); look for one that rises at another's "
         "expense, and for a band that vanishes.",
@@ -149,21 +129,18 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "parts",
-        "Rewards",
         "Parts of rewards",
         "Each part's score, and how many completions have it; look for parts that do not improve, or are missing.",
         parts,
     ),
     Plot(
         "outcomes",
-        "Rewards",
         "Outcomes of rewards",
         "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
     ),
     Plot(
         "pass_at_k",
-        "Rewards",
         "pass@k, held out",
         "The share of held-out problems that at least one of k completions solves; if pass@1 rises while a large k "
         "falls, the policy is giving up problems that it could solve.",
@@ -171,7 +148,6 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "no_signal",
-        "Credit",
         "Groups without signal",
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
@@ -182,7 +158,6 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "hooks",
-        "Credit",
         "What each hook changed",
         "Signs flipped and mass moved by each advantage hook; one that moves nothing does nothing, and one that "
         "flips many signs rewards what was punished.",
@@ -190,39 +165,30 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "lengths",
-        "Completions",
         "Lengths",
         "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
         "the limit.",
         _of_metrics(
-            Panel("tokens per completion: mean, shortest to longest", [_range("completions/{}_length")]),
-            Panel("tokens of completions that ended by themselves", [_range("completions/{}_terminated_length")]),
+            Panel("mean tokens of a completion", [Series("completions/mean_length")]),
+            Panel("mean tokens of those that ended by themselves", [Series("completions/mean_terminated_length")]),
+            Panel("tokens of the longest", [Series("completions/max_length")]),
             Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
         ),
     ),
     Plot(
         "entropy",
-        "Completions",
         "Entropy",
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
         "breaks down.",
         _of_metrics(Panel("entropy, nats", [Series("entropy")])),
     ),
     Plot(
-        "kl",
-        "Update",
-        "KL divergence",
-        "Distance from the reference model, with the asynchronous trainer from the model that sampled; a jump often "
-        "comes before a collapse.",
-        _of_metrics(Panel("KL, nats per token", [Series("kl")]), reason="beta is 0, so no KL divergence is computed."),
-    ),
-    Plot(
         "optimisation",
-        "Update",
-        "Loss, gradient norm, learning rate",
-        "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
-        "you meant.",
+        "KL divergence, loss, gradient norm, learning rate",
+        "A jump of the KL divergence from the reference, or of the gradient norm, often comes before a collapse; the "
+        "loss of GRPO says little.",
         _of_metrics(
+            Panel("KL, nats per token", [Series("kl")]),
             Panel("loss", [Series("loss")]),
             Panel("gradient norm before clipping", [Series("grad_norm")]),
             Panel("learning rate", [Series("learning_rate")]),
@@ -233,8 +199,6 @@ PLOTS: tuple[Plot, ...] = (
 FINDINGS: Mapping[str, tuple[str, str]] = {
     "reward_against_metric": ("reward_functions", "wrong-rewarded"),
     "reward_fell": ("reward_total", "all"),
-    "all_right": ("no_signal", "all"),
-    "all_wrong": ("no_signal", "all"),
     "no_signal": ("no_signal", "all"),
     "truncated": ("lengths", "truncated"),
     "entropy_gone": ("entropy", "all"),

@@ -25,22 +25,12 @@ from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
 from ...records.manifest import Manifest, PluginRecord
 from ...records.writing import write_atomically
-from ..run_files import step_of
 from .page_data import page_data
 from .trained_run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
-SCRIPTS = (
-    "chunks.js",
-    "text.js",
-    "state.js",
-    "tooltip.js",
-    "cards.js",
-    "results.js",
-    "keys.js",
-    "theme.js",
-    "start.js",
-)
+_SCRIPTS = ("chunks", "text", "state", "tooltip", "cards", "results", "keys", "theme", "start")
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS)
 """Joined in this order into one style and one script."""
 
 _HIDDEN = re.compile(
@@ -72,14 +62,11 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import FINDINGS, svgs
 
-    themes: dict[str, list[dict[str, Any]]] = {}
-    titles = {}
+    figures = []
     absent = []
     for plot, svg in svgs(runs):
         if isinstance(svg, str):
-            entry = {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)}
-            themes.setdefault(plot.theme, []).append(entry)
-            titles[plot.name] = plot.title
+            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
         else:
             absent.append(f"{plot.title}: {svg.reason}")
     data = page_data(runs if limit else [], limit)
@@ -94,16 +81,16 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
             policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
-            runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
+            runs=[{"name": run.name, "steps": run.last_step, "summary": summaries(run)} for run in runs],
             notes=notes,
             findings=[
                 (run.name, [(one, *FINDINGS[one.name]) for one in found])
                 for run in runs
                 if (found := findings_of(run.folder, run.history))
             ],
-            titles=titles,
+            titles={one["name"]: one["title"] for one in figures},
             with_completions=shown,
-            themes=themes,
+            figures=figures,
             absent=absent,
             settings=settings(runs),
             plugins=plugins(runs),
@@ -187,14 +174,6 @@ def summaries(run: Run) -> list[tuple[str, ...]]:
             of_best = (_ABSENT, _ABSENT) if key in _OTHERS else (f"{best:.4g}", str(step))
             lines.append((name, f"{values[0]:.4g}", f"{values[-1]:.4g}", *of_best))
     return lines
-
-
-def facts(run: Run) -> list[str]:
-    """Sentences for the head of the page."""
-    texts = [f"{run.last_step:,} optimizer steps"] if run.last_step else []
-    if steps := sorted({step_of(file) for file in (*run.records, *run.completions)}):
-        texts.append(f"completions saved at {len(steps)} steps, {steps[0]} to {steps[-1]}")
-    return texts
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:

@@ -1,11 +1,5 @@
 """Checkpoints that survive `kill -9`, SIGTERM and a full disk, for any `transformers.Trainer`.
 
-    class MyTrainer(SafeCheckpoints, GRPOExtTrainer): ...
-
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(args.output_dir))
-    if trainer.stopped_by_signal:
-        sys.exit(exit_status(trainer.stopped_by_signal))
-
 transformers writes into `output_dir/checkpoint-N`; killed there, it leaves a folder that it takes for the newest
 checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs unchanged in
 `output_dir/_unfinished_checkpoint/checkpoint-N`, where nothing looks, and all ranks meet three times:
@@ -15,10 +9,9 @@ checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs uncha
     published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
 So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write raises at once, and
-the launcher ends the others.
-
-Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed that writes on after its call
-returns. Old checkpoints are deleted in place, so a kill may leave half of one, which `last_complete_checkpoint` skips.
+the launcher ends the others. Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed
+that writes on after its call returns. A kill while old ones are deleted may leave half of one, which
+`last_complete_checkpoint` skips.
 """
 
 from __future__ import annotations

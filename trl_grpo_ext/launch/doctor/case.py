@@ -12,8 +12,6 @@ from . import Machine, Problem
 from .launch import Launch
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of, trainable_of
 
-_PLUGINS = ("advantage_hooks", "loss_aggregation", "group_filter")
-
 
 @dataclass(frozen=True)
 class Case:
@@ -56,16 +54,6 @@ class Case:
         return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
 
     @property
-    def is_zero(self) -> bool:
-        """Any stage of DeepSpeed's ZeRO."""
-        return self.engine.startswith("zero")
-
-    @property
-    def is_fsdp(self) -> bool:
-        """Either version of FSDP."""
-        return self.engine.startswith("fsdp")
-
-    @property
     def on_cpu(self) -> bool:
         """Whether the arguments choose the CPU."""
         return bool(self["use_cpu"])
@@ -95,7 +83,7 @@ class Case:
         ]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
-        for kind in ("rewards", *_PLUGINS):
+        for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
             plugins = self.rewards if kind == "rewards" else getattr(trainer, kind, None)
             listed = plugins if isinstance(plugins, list | tuple) else [plugins]
             own = [one if isinstance(one, str) else plugin_label(one) for one in listed if one]

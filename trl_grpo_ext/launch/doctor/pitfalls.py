@@ -69,7 +69,7 @@ def _of_weights(case: Case) -> Iterator[Problem]:
     # Accelerate leaves what is no floating-point storage out of the sharding, with one warning.
     given = getattr(case.quantisation, "bnb_4bit_quant_storage", None)
     storage = "uint8 (the default)" if given is None else str(given).removeprefix("torch.")
-    if case.bits == 4 and case.is_fsdp and storage != case.dtype:
+    if case.bits == 4 and case.engine.startswith("fsdp") and storage != case.dtype:
         what = f"bnb_4bit_quant_storage is {storage} and dtype {case.dtype}: FSDP keeps the 4-bit weights whole."
         yield Problem("error", "qlora+fsdp", what, f"Write bnb_4bit_quant_storage: {case.dtype}.")
     rate = case["learning_rate"]
@@ -81,7 +81,9 @@ def _of_weights(case: Case) -> Iterator[Problem]:
         )
         yield Problem("warning", "precision", what, "Write dtype: float32 and bf16: true; or use ZeRO or FSDP2.")
     # TRL casts QLoRA's adapters to bfloat16, Accelerate leaves them so under FSDP2, and the recipes cast them back.
-    in_bfloat16 = case.bits and case.uses_adapters and not case.is_zero and not case.keeps_adapters_in_float32
+    in_bfloat16 = (
+        case.bits and case.uses_adapters and not case.engine.startswith("zero") and not case.keeps_adapters_in_float32
+    )
     if in_bfloat16 and rate < ADAPTERS_MOVE_FROM:
         what = (
             f"TRL casts QLoRA's adapters to bfloat16, where steps of learning_rate {rate:g} are lost on many weights."

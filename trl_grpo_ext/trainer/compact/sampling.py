@@ -28,8 +28,7 @@ def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
 
 
 def copies_exactly(model: Any) -> bool:
-    """Whether a prompt's keys and values are all that a completion needs of it: full attention, and no adapter that
-    looks at where the prompt ends."""
+    """Whether a prompt's keys and values are all that a completion needs: full attention, no adapter of the prompt."""
     backbone, text = backbone_of(model), model.config.get_text_config(decoder=True)
     takes = inspect.signature(type(backbone).forward).parameters
     return (
@@ -62,7 +61,8 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
     ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
     if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
         return generate(**given)
-    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in _OF_TEXT):
+    of_text = ("input_ids", "attention_mask")
+    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in of_text):
         return generate(**given)
     plain = config.use_cache is not False and config.num_beams in (None, 1) and config.max_new_tokens is not None
     if not plain or config.cache_implementation not in (None, "static"):  # another cache is the user's choice
@@ -86,6 +86,3 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
         )
     cache.reorder_cache(torch.tensor(which, device=ids.device))
     return generate(**{**given, "generation_config": config, "past_key_values": cache})
-
-
-_OF_TEXT = frozenset({"input_ids", "attention_mask"})

@@ -16,38 +16,43 @@ from trl.trainer.utils import use_adapter
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
-from ..facts import LossSettings, Progress, RunFacts
+from ..facts import LossSettings, Progress
 from . import contract
 
 
-def facts_of(trainer: Any) -> RunFacts:
-    args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
-    rank, ranks = accelerator.process_index, accelerator.num_processes
-    return RunFacts(
-        trainer=type(trainer).__qualname__,
-        tokenizer=tokenizer,
-        end_ids=frozenset({*trainer.eos_token_ids, tokenizer.pad_token_id}),
-        pad_id=tokenizer.pad_token_id,
-        pad_to_multiple_of=trainer.pad_to_multiple_of,
-        masks_truncated=bool(trainer.mask_truncated_completions),
-        reward_names=tuple(trainer.reward_func_names),
-        num_generations=trainer.num_generations,
-        num_generations_eval=trainer.num_generations_eval,
-        max_completion_length=trainer.max_completion_length,
-        accumulation=int(args.gradient_accumulation_steps),
-        steps_per_generation=int(args.steps_per_generation),
-        rows_per_pass=int(args.per_device_train_batch_size),
-        rows_per_pass_eval=int(args.per_device_eval_batch_size),
-        rank=rank,
-        ranks=ranks,
-        agreement=Agreement(rank, ranks, accelerator.gather),
-        gather=accelerator.gather,
-        sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
-        device=accelerator.device,
-        async_tools=frozenset(
-            getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
-        ),
-    )
+class RunFacts:
+    """What stays the same from a trainer's construction to its end."""
+
+    def __init__(self, trainer: Any) -> None:
+        args, accelerator = trainer.args, trainer.accelerator
+        self.trainer = type(trainer).__qualname__  # for messages
+        self.tokenizer = trainer._tokenizer
+        self.pad_id = self.tokenizer.pad_token_id
+        self.end_ids = frozenset({*trainer.eos_token_ids, self.pad_id})  # tokens that end a completion
+        self.pad_to_multiple_of: int | None = trainer.pad_to_multiple_of  # the width of TRL's tensors is one
+        self.masks_truncated = bool(trainer.mask_truncated_completions)
+        self.reward_names = tuple(trainer.reward_func_names)
+        self.num_generations: int = trainer.num_generations
+        self.num_generations_eval: int = trainer.num_generations_eval
+        self.max_completion_length: int = trainer.max_completion_length
+        self.accumulation = int(args.gradient_accumulation_steps)  # micro-batches of an optimizer step
+        self.steps_per_generation = int(args.steps_per_generation)  # micro-batches of a generation batch
+        self.rows_per_pass = int(args.per_device_train_batch_size)
+        self.rows_per_pass_eval = int(args.per_device_eval_batch_size)
+        self.rank: int = accelerator.process_index
+        self.ranks: int = accelerator.num_processes
+        self.agreement = Agreement(self.rank, self.ranks, accelerator.gather)
+        self.gather: Callable[[torch.Tensor], torch.Tensor] = accelerator.gather  # in rank order
+        self.sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = partial(accelerator.reduce, reduction="sum")
+        self.device: torch.device = accelerator.device
+        tools = [tool for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)]
+        self.async_tools = frozenset(getattr(tool, "__name__", "") for tool in tools)
+
+    def group_size(self, training: bool) -> int:
+        return self.num_generations if training else self.num_generations_eval
+
+    def rows_at_once(self, training: bool) -> int:
+        return self.rows_per_pass if training else self.rows_per_pass_eval
 
 
 def progress_of(trainer: Any) -> Progress:
