@@ -131,7 +131,7 @@ def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -
     ("name", "message"),
     [
         ("entrpy_shapng", "Did you mean 'entropy_shaping'"),
-        ("trl-grpo-ext:thinkformat", "'trl-grpo-ext' offers no reward 'thinkformat'"),
+        ("trl-grpo-ext:thinkformat", "'trl-grpo-ext:thinkformat' is not a reward"),
         ("x\x1b[31my", "plugin 'x\\x1b[31my'"),
     ],
 )

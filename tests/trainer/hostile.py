@@ -75,7 +75,7 @@ PLUGINS: dict[str, tuple[str, Callable[..., Any], Expected]] = {
     "nan_loss": (
         "reduce",
         lambda loss, mask, totals: (loss * mask).sum() / 0.0 * 0.0,
-        (OUTPUT, "reduce returned nan from finite losses"),
+        (OUTPUT, "reduce must return a finite number from finite losses"),
     ),
     "infinite_slope": (
         "reduce",

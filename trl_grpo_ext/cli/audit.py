@@ -27,8 +27,6 @@ from .console import messages, paragraph, results
 
 __all__ = ["Audit", "Finding", "audit"]
 
-PROBLEMS = 1
-
 _RENDERINGS = ("{0}", "\\boxed{{{1}}}", "<answer>{1}</answer>", "${1}$")
 """How a reference, or what follows its last `####`, becomes a completion. One of these has to score right."""
 _AT_ONCE = 64
@@ -219,7 +217,7 @@ def audit_command(
     else:
         _print_audit(found)
     if found.findings:
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(1)
 
 
 def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[dict[str, Any]]:

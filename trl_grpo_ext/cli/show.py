@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ..plugins.description import PluginDocs
 
-PROBLEMS = 1
 _BROKEN = re.compile(r"(?<=\S)\n {0,3}(?![\s|>+$]|```|[-*]\s|\d+[.)]\s|\w+: )")
 """Where a docstring's paragraph goes on in its next line, which is no item, table, code or formula."""
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
@@ -57,7 +56,7 @@ def show_command(
             Text(f"{len(found)} plugins are called {one_line(name)!r}; --kind or distribution:name picks one.")
         )
     if any(docs.state == "broken" for docs in found):
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(1)
 
 
 def _print(docs: PluginDocs, console: Console) -> None:

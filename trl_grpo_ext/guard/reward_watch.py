@@ -153,7 +153,7 @@ class RewardWatch:
         if infinite_N_K.any():
             row, column = infinite_N_K.nonzero()[0].tolist()
             value = rewards_N_K[row, column].item()
-            raise PluginOutputError(f"The reward {names[column]!r} must be finite, and returned {value} at row {row}.")
+            raise PluginOutputError(f"The reward {names[column]!r} returned {value} at row {row}; it must be finite.")
 
     def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
         """Shares of all ranks' completions without a value, by metric; functions that gave every value are left out."""
