@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-
 from tests.public_api.surface import MODULES, commands, latest, surface
+
 from trl_grpo_ext import __version__
 
 ROOT = Path(__file__).parents[2]
