@@ -31,7 +31,8 @@ class _ByRound:
 class InOrder(_ByRound):
     """The prompts in the order of TRL's own sampler; what runs without a prompt sampler, equal to TRL's own batches.
 
-    Source: TRL's `RepeatSampler`. A round of `resample` takes further prompts, so that the data is passed faster.
+    Source: TRL's `RepeatSampler`.
+    Departures: a round of `resample` takes further prompts, so that the data is passed faster.
     """
 
     __name__ = "in_order"
