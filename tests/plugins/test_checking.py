@@ -1,16 +1,16 @@
-"""What is checked of a plugin's form when it is loaded."""
+"""What is checked of a plugin's form when it is loaded: slips in names, signatures, and whom they must not touch."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_rewards
+from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
 from trl_grpo_ext.errors import PluginContractError
 from trl_grpo_ext.plugins.checking import check_contract
 from trl_grpo_ext.plugins.kinds import KINDS, Kind
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.types import HookDeclaration, RewardDeclaration
+from trl_grpo_ext.types import AggregationDeclaration, FilterDeclaration, HookDeclaration, RewardDeclaration
 
 
 class Hook:
@@ -35,11 +35,149 @@ class Filter:
         return [True] * len(rollout.texts)
 
 
-BASES: dict[Kind, type] = {"advantage_hook": Hook, "loss_aggregation": Aggregation, "group_filter": Filter}
+class TokenLoss:
+    def loss(self, terms: Any) -> Any:
+        return 0.0
+
+
+class Sampler:
+    def draw(self, count: int, round_number: int) -> None: ...
+
+
+class Reward:
+    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
+        return [float(len(completion)) for completion in completions]
+
+
+BASES: dict[Kind, type] = {
+    "reward": Reward,
+    "advantage_hook": Hook,
+    "loss_aggregation": Aggregation,
+    "group_filter": Filter,
+    "token_loss": TokenLoss,
+    "prompt_sampler": Sampler,
+}
 
 
 def plugin(kind: Kind, **attributes: Any) -> Any:
     return type("Mine", (BASES[kind],), attributes)()
+
+
+def method(*given: Any) -> None: ...
+
+
+MISSPELT: list[tuple[Kind, str, Any, str]] = [
+    # The form of attributes, which nobody reads.
+    ("advantage_hook", "role", "estimator", r"declares = HookDeclaration\(role=...\)"),
+    ("advantage_hook", "last", True, "last=..."),
+    ("advantage_hook", "needs", ("old_logps",), "needs=..."),
+    ("advantage_hook", "teachers", ["org/x"], "teachers=..."),
+    ("advantage_hook", "makes_signal", True, "makes_signal=..."),
+    ("advantage_hook", "conformance", {"completions": ["x"]}, "conformance=..."),
+    ("loss_aggregation", "per_step", True, "per_step=..."),
+    ("loss_aggregation", "needs_step_totals", True, "needs_step_totals"),
+    ("group_filter", "reads_advantages", True, "reads_advantages"),
+    ("reward", "reference_column", "answer", "reference_column=..."),
+    ("reward", "deterministic", False, "deterministic=..."),
+    ("reward", "contract_version", 1, "contract_version=..."),
+    # One letter off.
+    ("advantage_hook", "make_signal", True, "makes_signal"),
+    ("advantage_hook", "makes_singal", True, "makes_signal"),
+    ("advantage_hook", "use_total_reward", False, "uses_total_reward"),
+    ("advantage_hook", "independant", True, "independent"),
+    ("loss_aggregation", "need_step_totals", True, "step_totals"),
+    ("group_filter", "reads_advantage", True, "advantages"),
+    ("reward", "per_completions", False, "per_completion"),
+    # Methods.
+    ("advantage_hook", "on_rolout", method, "the method 'on_rollout'"),
+    ("advantage_hook", "onForward", method, "the method 'on_forward'"),
+    ("advantage_hook", "on_reward", method, "the method 'on_rewards'"),
+    ("advantage_hook", "state_dic", method, "the method 'state_dict'"),
+    ("advantage_hook", "load_statedict", method, "the method 'load_state_dict'"),
+    ("reward", "start_scorring", method, "the method 'start_scoring'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "right"), MISSPELT)
+def test_check_contract_refuses_slips(kind: Kind, name: str, value: Any, right: str) -> None:
+    for wrong in (plugin(kind, **{name: value}), plugin(kind)):
+        vars(wrong).setdefault(name, value)  # of the class, or of the object
+        with pytest.raises(PluginContractError, match=rf"^It .*{name!r}.*: .*{right}"):
+            check_contract(kind, wrong, "It")
+
+
+@pytest.mark.parametrize("name", ["declare", "declaration", "Declares", "settings"])
+def test_check_contract_refuses_a_declaration_of_another_name(name: str) -> None:
+    aggregation = plugin("loss_aggregation", **{name: AggregationDeclaration(per_step=True)})
+    with pytest.raises(PluginContractError, match=f"'{name}'.*`declares`"):
+        load_loss_aggregation(aggregation)
+
+
+HONEST: dict[str, Any] = {
+    "alpha": 0.5,
+    "last_seen": True,
+    "roles": ("user", "assistant"),
+    "rule": "x",
+    "list": True,
+    "need": ("x",),
+    "teacher": "org/x",
+    "weight": 0.5,
+    "reduced": True,
+    "kept": True,
+    "take": ("x",),
+    "states": {},
+    "signal": True,
+    "depends": True,
+    "dependent": True,
+    "per_token": True,
+    "per_steps": True,
+    "total_reward": 1.0,
+    "step_totals": True,
+    # The names of declarations with values that they would not take, or that change nothing.
+    "role": "assistant",
+    "last": 5,
+    "needs": {"a": 1},
+    "makes_signal": 0.5,
+    "deterministic": True,
+    "conformance": {},
+    "on_rollout_end": method,
+    "get_state_dict": method,
+    "on_epoch": method,
+    "state_dict_of": method,
+    "on_rewards_": 3,
+    "state_dicts": {},
+    "needs_gpu": True,
+    "reads_files": True,
+    "per_group": 4,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", HONEST)
+def test_check_contract_leaves_authors_attributes_alone(kind: Kind, name: str) -> None:
+    check_contract(kind, plugin(kind, **{name: HONEST[name]}), "It")
+    own = plugin(kind)
+    vars(own)[name] = HONEST[name]
+    check_contract(kind, own, "It")
+
+
+class WithParameters(Hook):
+    """Its parameters have the names of declarations, and mean something else."""
+
+    def __init__(self, last: bool = True, role: str = "forward", independent: bool = True) -> None:
+        self.last, self.role, self.independent = last, role, independent
+
+
+class Composite(Hook):
+    """Knows what another plugin declares."""
+
+    def __init__(self) -> None:
+        self.inner = FilterDeclaration(needs=("advantages",))
+
+
+def test_check_contract_leaves_parameters_alone() -> None:
+    for hook in (WithParameters(), Composite()):
+        assert load_advantage_hooks(hook) == [hook]
 
 
 @pytest.mark.parametrize("kind", KINDS)

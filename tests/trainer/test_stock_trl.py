@@ -4,6 +4,7 @@ What they cannot do there, and what `GRPOExtConfig` cannot, is refused when the 
 """
 
 import dataclasses
+import inspect
 import pickle
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,25 @@ def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_weights_of_a_reward_list_are_our_trainers(tiny_model: Path, tmp_path: Path) -> None:
+def test_weights_that_a_trainer_ignores_stop(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards(SELECTIONS)
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (Subclass, GRPOConfig), (RLOOTrainer, RLOOConfig)):
+        with pytest.raises(ConfigurationError, match=f"{trainer_class.__name__} .*reward_weights"):
+            construct(trainer_class, tiny_model, config_class(output_dir=str(tmp_path), **SETTINGS), rewards)
+    own = GRPOConfig(output_dir=str(tmp_path), reward_weights=[1.0, 1.0, 1.0], **SETTINGS)
+    assert construct(GRPOTrainer, tiny_model, own, rewards).reward_weights.tolist() == [1.0, 1.0, 1.0]
     plain = GRPOConfig(output_dir=str(tmp_path), **SETTINGS)
-    ours = construct(GRPOExtTrainer, tiny_model, plain, load_rewards(SELECTIONS))
+    assert construct(GRPOTrainer, tiny_model, plain, load_rewards(["think_format"])).reward_weights.tolist() == [1.0]
+    ours = construct(GRPOExtTrainer, tiny_model, plain, rewards)
     assert ours.reward_weights.tolist() == pytest.approx([1.0, 0.2, 0.5])
+    assert pickle.loads(pickle.dumps(rewards)).weights == rewards.weights  # TRL's asynchronous trainer sends them on
+
+
+def test_weights_of_trls_asynchronous_trainer_stop() -> None:
+    loop = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")._AsyncRolloutLoop
+    rest = [name for name, one in inspect.signature(loop).parameters.items() if one.default is one.empty]
+    given = {**dict.fromkeys(rest), "dataset": []}
+    with pytest.raises(ConfigurationError, match=r"reward_weights.*weighted"):
+        loop(**{**given, "reward_funcs": load_rewards(SELECTIONS)})
+    with pytest.raises(AttributeError):  # it goes on until it misses the tokenizer
+        loop(**{**given, "reward_funcs": load_rewards([{"name": "weighted", "rewards": SELECTIONS[:2]}])})

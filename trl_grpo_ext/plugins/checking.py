@@ -1,17 +1,22 @@
-"""What is checked of a plugin's form when it is loaded: its declaration and its methods' signatures."""
+"""What is checked of a plugin's form when it is loaded: its declaration, its methods' signatures, and slips in names.
+
+Nobody reads a misspelt declaration or method, so it would pass in silence. Authors' own attributes are left alone.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import PluginContractError
 from ..guard.calls import is_model
-from ..types import implements, role_of
+from ..types import Declaration, implements, role_of
 from .kinds import FACTS, Kind
 
 OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
+    "reward": {"start_scoring": ("completions",), "start_workers": ()},
     "advantage_hook": {"state_dict": (), "load_state_dict": ("state",)},
     "prompt_sampler": {
         "start": ("pool",),
@@ -39,8 +44,46 @@ def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
     for method, parameters in _methods(kind).items():
         if implements(plugin, method):
             _check_signature(method, getattr(plugin, method), parameters, subject)
+    for name, instead in _slips(kind, plugin):
+        raise PluginContractError(f"{subject} has {name!r}, which nobody reads: {instead}.")
     if kind == "advantage_hook":
         role_of(plugin, subject)
+
+
+def _slips(kind: Kind, plugin: Any) -> Iterator[tuple[str, str]]:
+    """Attributes that look like a declaration or a method and are none, each with what to write instead."""
+    declaration = FACTS[kind].declaration
+    fields = [*inspect.signature(declaration).parameters]
+    needs = [f"{verb}_{need}" for need in declaration.KNOWN["needs"] for verb in ("needs", "reads")]
+    methods = {**_methods(kind), **OPTIONAL.get(kind, {})}
+    own = _parameters(plugin)
+    for name in dir(plugin):
+        value = inspect.getattr_static(plugin, name)
+        if name.startswith("_") or name == "declares" or name in methods or name in own:
+            continue
+        if isinstance(value, Declaration) and getattr(plugin, "declares", None) is None:
+            yield name, "name it `declares`"
+        elif name in fields and _is_taken(declaration, name, value):
+            yield name, f"write declares = {declaration.__name__}({name}=...)"
+        elif isinstance(value, bool) and name not in fields and (meant := _meant(name, [*fields, *needs])):
+            yield name, f"declare {meant} by declares = {declaration.__name__}(...)"
+        elif callable(value) and (meant := _meant(name, methods)):
+            yield name, f"did you mean the method {meant!r}"
+
+
+def _is_taken(declaration: type[Declaration], name: str, value: Any) -> bool:
+    """Whether the declaration would take this value under that name, and it would change anything."""
+    try:
+        return bool(declaration(**{name: value}).shown())
+    except PluginContractError:
+        return False
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """The name that differs by a letter or so; short names have too many neighbours."""
+    long = {one.replace("_", "").casefold(): one for one in known if len(one) > 8}
+    found = difflib.get_close_matches(name.replace("_", "").casefold(), long, 1, cutoff=0.905)
+    return long[found[0]] if found else None
 
 
 def _methods(kind: Kind) -> dict[str, tuple[str, ...]]:
@@ -68,3 +111,11 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
         raise PluginContractError(
             f"{subject}: {method}{signature} cannot be called as {called}: {error}. Give it these parameters."
         ) from error
+
+
+def _parameters(plugin: Any) -> Iterable[str]:
+    """Of the constructor: attributes of these names are the author's."""
+    try:
+        return inspect.signature(type(plugin)).parameters
+    except (TypeError, ValueError):  # some extension types have none
+        return ()

@@ -9,12 +9,12 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
-from ..guard.calls import rename, reward_name, start_workers, unique_names
+from ..guard.calls import has_plugins, rename, reward_name, running_methods, start_workers, unique_names
 from ..types import Declaration, acting_order, implements
 from .building import build, check_parameters, describe, import_plugin, plugin_code
 from .checking import check_contract
@@ -97,12 +97,35 @@ class RewardList(LoadedList):
     Attributes:
         weights: One per function, by default 1.0; plain TRL takes them as `GRPOConfig(reward_weights=...)`.
         names: Each function's name in TRL's metrics; `load_rewards` makes them unique.
+
+    Raises:
+        ConfigurationError: When a trainer of TRL takes the functions and would ignore their weights.
     """
 
     def __init__(self, rewards: Iterable[Any] = (), weights: Iterable[float] | None = None) -> None:
         super().__init__(rewards)
         self.weights: list[float] = [1.0] * len(self) if weights is None else list(weights)
         self.names: list[str] = [reward_name(reward) for reward in self]
+
+    def __iter__(self) -> Iterator[Any]:
+        if any(weight != 1.0 for weight in self.weights):
+            self._refuse_lost_weights()
+        return super().__iter__()
+
+    def _refuse_lost_weights(self) -> None:
+        for owner, names in running_methods():
+            held = (names.get("reward_funcs"), getattr(owner, "reward_funcs", None))
+            is_of_trl = any(base.__module__.startswith("trl.") for base in type(owner).__mro__)
+            if not is_of_trl or not any(one is self for one in held):
+                continue
+            args = names.get("args") or getattr(owner, "args", None)
+            if has_plugins(owner) or getattr(args, "reward_weights", None) is not None:
+                return
+            raise ConfigurationError(
+                f"{type(owner).__name__} would ignore the weights {self.weights} of these rewards: set "
+                "reward_weights=rewards.weights in its config, or where it has none combine them in one reward, "
+                "load_rewards({'name': 'weighted', 'rewards': [...]})."
+            )
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
