@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ..types import Rollout
+
 
 class BatchKeys:
     """Every entry that we put into TRL's batch. TRL shuffles, cuts and deals them with its own."""
@@ -25,6 +27,19 @@ class BatchKeys:
     masked_groups_factor = "trl_grpo_ext_masked_groups_factor"
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
     part_factor = "trl_grpo_ext_part_factor"  # `(B,)`, factor on the advantages of a compact micro-step
+
+
+def row_entries(
+    rollout: Rollout, zero_variance_B: torch.Tensor, allowed_signs_B_T: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """What losses read of each row, from a rollout after its hooks."""
+    entries = {
+        BatchKeys.reward: rollout.rewards_B,
+        BatchKeys.raw_reward: rollout.raw_rewards_B,
+        BatchKeys.baseline: rollout.group_baselines_B,
+        BatchKeys.zero_variance: zero_variance_B,
+    }
+    return entries if allowed_signs_B_T is None else {**entries, BatchKeys.allowed_signs: allowed_signs_B_T}
 
 
 PROMPT_TYPES = {name: f"trl_grpo_ext_prompt_{name}" for name in ("token_type_ids", "mm_token_type_ids")}

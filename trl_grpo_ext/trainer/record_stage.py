@@ -97,6 +97,8 @@ class RecordStage:
         self._show_advantages(row_ids_N, rows_N_C[:, 0].tolist())
 
     def _show_advantages(self, row_ids_N: Sequence[int], means_N: Sequence[float]) -> None:
+        if self._row_count == 0:  # TRL's asynchronous trainer has no table
+            return
         acting.show_mean_advantages(self._trainer, row_ids_N, means_N, self._row_count)
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:

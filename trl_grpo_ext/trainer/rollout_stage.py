@@ -21,7 +21,7 @@ from ..credit.signal import rewards_are_equal, share_without_signal, signal_tabl
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
-from .batch import BatchKeys
+from .batch import BatchKeys, row_entries
 from .compact.sampling import sharing_of
 from .facts import Progress
 from .logps import LogpsForHooks
@@ -227,12 +227,7 @@ class RolloutStage:
         batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
         signal_N_C = self.facts.gather(signal_table(rollout))
-        batch[BatchKeys.reward] = rollout.rewards_B
-        batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
-        batch[BatchKeys.baseline] = rollout.group_baselines_B
-        batch[BatchKeys.zero_variance] = zero_variance_of(signal_N_C)[rollout.local_rows]
-        if allowed_signs_B_T is not None:
-            batch[BatchKeys.allowed_signs] = allowed_signs_B_T
+        batch |= row_entries(rollout, zero_variance_of(signal_N_C)[rollout.local_rows], allowed_signs_B_T)
         if self.plugins.aggregation is not None:
             self._weigh(batch, rollout, advantages_B_T)
             self.records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})

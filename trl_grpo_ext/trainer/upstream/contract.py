@@ -163,9 +163,9 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
     require(problems, trainer_class)
 
 
-def check_instance(trainer: Any) -> None:
-    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
+def check_instance(trainer: Any, attributes: Sequence[str] = ATTRIBUTES, arguments: Sequence[str] = ARGUMENTS) -> None:
+    problems = [f"attribute {name} is gone" for name in attributes if not hasattr(trainer, name)]
+    problems += [f"argument {name} is gone" for name in arguments if not hasattr(trainer.args, name)]
     require(problems, type(trainer))
 
 

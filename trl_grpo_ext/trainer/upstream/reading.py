@@ -20,11 +20,24 @@ from ..facts import LossSettings, Progress
 from . import contract
 
 
-class RunFacts:
+class RankFacts:
+    """Which rank this is, and how it reaches the others."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.rank: int = accelerator.process_index
+        self.ranks: int = accelerator.num_processes
+        self.agreement = Agreement(self.rank, self.ranks, accelerator.gather)
+        self.gather: Callable[[torch.Tensor], torch.Tensor] = accelerator.gather  # in rank order
+        self.sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = partial(accelerator.reduce, reduction="sum")
+        self.device: torch.device = accelerator.device
+
+
+class RunFacts(RankFacts):
     """What stays the same from a trainer's construction to its end."""
 
     def __init__(self, trainer: Any) -> None:
-        args, accelerator = trainer.args, trainer.accelerator
+        super().__init__(trainer.accelerator)
+        args = trainer.args
         self.trainer = type(trainer).__qualname__  # for messages
         self.tokenizer = trainer._tokenizer
         self.pad_id = self.tokenizer.pad_token_id
@@ -39,12 +52,6 @@ class RunFacts:
         self.steps_per_generation = int(args.steps_per_generation)  # micro-batches of a generation batch
         self.rows_per_pass = int(args.per_device_train_batch_size)
         self.rows_per_pass_eval = int(args.per_device_eval_batch_size)
-        self.rank: int = accelerator.process_index
-        self.ranks: int = accelerator.num_processes
-        self.agreement = Agreement(self.rank, self.ranks, accelerator.gather)
-        self.gather: Callable[[torch.Tensor], torch.Tensor] = accelerator.gather  # in rank order
-        self.sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = partial(accelerator.reduce, reduction="sum")
-        self.device: torch.device = accelerator.device
         tools = [tool for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)]
         self.async_tools = frozenset(getattr(tool, "__name__", "") for tool in tools)
 
