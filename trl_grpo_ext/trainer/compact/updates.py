@@ -97,7 +97,7 @@ class CompactUpdates:
         if (pictured := tables_R_N_7[..., 6].max()) and packing is not None:
             packing.say_once("rows have images")
             fits = False
-        if pictured > 1:  # those of tools, behind what a prompt's width says
+        if pictured > 1:  # those of tools, beyond what a prompt's width says
             return tables_R_N_7, NOTHING
         own, spans = tables_R_N_7[rank], [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
         rows = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
