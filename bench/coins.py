@@ -25,7 +25,7 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from bench.runner import Results, run_missing
+from bench.runner import QUIET, Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, show, versions
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
@@ -134,12 +134,7 @@ def work(run: Run, start: Path) -> dict[str, Any]:
         "max_completion_length": 48,
         "max_tool_calling_iterations": task.TURNS,
         "beta": 0.0,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
+        **QUIET,
         "advantage_hooks": HOOKS[run.arm],
     }
     rows = task.draw_rows("train", STEPS * COMPLETIONS // GROUP, random.Random(run.seed))

@@ -34,7 +34,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench import color_lines as task
 from bench.resampling import interval
-from bench.runner import Results, run_missing
+from bench.runner import QUIET, Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, markdown, versions, write_block
 from recipes.common.models import cache_folder, make
@@ -241,13 +241,9 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         "beta": 0.0,
         "temperature": task.TEMPERATURE,
         "cache_implementation": "static",
-        "use_cpu": True,
+        **QUIET,
         "bf16": run.dtype == "bfloat16",
-        "gradient_checkpointing": False,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
     }
     answers = Answers({"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
     trainer = (TimedPlain if plain else TimedOurs)(

@@ -23,6 +23,7 @@ from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from bench import sorting
+from bench.runner import QUIET
 from bench.tables import machine, markdown, versions, write_block
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.guard.guarded import guarded
@@ -198,13 +199,8 @@ def train(name: str, folder: Path, model: Path) -> None:
         "num_generations_eval": 1,
         "beta": 0.0,
         "token_records": 16,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
+        **QUIET,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
         **training.chosen,
     }
     steps, seed = settings["max_steps"], settings["seed"]

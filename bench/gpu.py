@@ -203,7 +203,7 @@ class TimedPlain(Timed, SafeCheckpoints, GRPOTrainer):
     def __init__(self, *arguments: Any, args: Any, **keywords: Any) -> None:
         rewards = load_rewards(args.rewards)
         args.reward_weights = list(rewards.weights)
-        args.rewards, args.compact_updates, args.share_prompts, args.summary_steps = None, "off", False, 0
+        args.rewards, args.compact_updates, args.share_prompts = None, "off", False
         super().__init__(*arguments, reward_funcs=list(rewards), args=args, **keywords)
 
 

@@ -56,17 +56,19 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
         shutil.rmtree(place, ignore_errors=True)
         rows = study.problems(task, "train", groups, 1000 + SEED)
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        batch = settings.batch_size
+        steps = groups * settings.num_generations // batch
+        sampling = {"output_dir": str(place), "learning_rate": 0.0, "max_steps": steps, "token_records": batch}
+        study.train_once(settings, rows, model, SEED, sampling)  # which samples, and moves nothing
+        done.touch()
     found = compare(
-        place if done.is_file() else prompts,
+        place,
         methods,
         model=load_policy(str(model), dtype="float32"),
-        sample_to=None if done.is_file() else place,
         tokenizer=str(model),
         dataset=prompts,
-        num_generations=settings.num_generations,
         dimensions=dimensions,
     )
-    done.touch()
     assert found.gradients is not None
     return found.gradients
 

@@ -36,7 +36,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
-from bench.runner import Results, run_missing
+from bench.runner import QUIET, Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, show, versions
 from recipes.embedded.make_model import IGNORE, collate, make_tokenizer, make_untrained_model
@@ -279,12 +279,7 @@ def work(run: Run, start: Path, save_to: Path | None = None) -> dict[str, Any]:
         "loss_type": "dapo",
         "beta": 0.0,
         "temperature": 1.0,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
+        **QUIET,
         "advantage_hooks": hooks_of(run.arm, start),
     }
     rows = problems("train", STEPS * COMPLETIONS // run.group + 8, run.parts, run.seed)

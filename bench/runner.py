@@ -15,6 +15,16 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+QUIET = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Settings of a training on the CPU of which only its line is kept."""
+
 
 class Results:
     """The lines of a JSON Lines file, one for each finished run."""

@@ -26,7 +26,7 @@ from bench.tables import machine, markdown, versions
 from bench.turns import TakingTurns, Turns, save_llama
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.credit.flow import unchanged
+from trl_grpo_ext.credit.flow import calling
 from trl_grpo_ext.guard.reward_watch import RewardWatch
 from trl_grpo_ext.testing import make_rollout
 
@@ -82,7 +82,7 @@ def fingerprint_seconds(rows: int = 64, tokens: int = 1024, calls: int = 200) ->
     advantages_B_T = torch.zeros(rows, tokens)
 
     def look_at_a_rollout() -> None:
-        with unchanged("hook", rollout, advantages_B_T=advantages_B_T):
+        with calling(look_at_a_rollout, "hook", rollout, advantages_B_T=advantages_B_T):
             pass
 
     def seconds(call: Callable[[], Any]) -> float:

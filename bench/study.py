@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl import GRPOConfig, GRPOTrainer
 
 from bench import sorting, study_report
-from bench.runner import Results, run_missing
+from bench.runner import QUIET, Results, run_missing
 from bench.tables import machine
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
@@ -249,13 +249,8 @@ def train_once(
             "loss_type": "dapo",
             "beta": 0.0,
             "temperature": 1.0,
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
+            **QUIET,
             "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
         }
         trainer = (GRPOTrainer if plain else GRPOExtTrainer)(
             str(model) if isinstance(model, Path) else model,

@@ -18,7 +18,7 @@ from typing import Any
 
 from common.errors import exit_with_message
 from common.flow import train_and_report
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import save_curve
 from common.supervised import parse_with_credit, start_from
 from common.trainer import RecipeTrainer
@@ -31,7 +31,7 @@ from trl_grpo_ext.rewards.environment import record_steps
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "coins.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/coins_grpo", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/coins_grpo"}
 CREDIT: dict[str, list[Any] | None] = {
     "turns": [{"name": "turn_rewards", "gamma": 0.5}],
     "gigpo": ["gigpo"],

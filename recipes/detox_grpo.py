@@ -22,7 +22,7 @@ from typing import Any
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import held_out
 from common.settings import (
     RecipeParser,
@@ -48,7 +48,7 @@ from trl_grpo_ext.launch.engine import ENGINES
 HERE = Path(__file__).resolve().parent
 EMBEDDED = HERE / "embedded" / "detox"
 HUB_DEFAULTS = HERE / "configs" / "detox.yaml"
-SCRIPT_DEFAULTS: dict[str, Any] = {"output_dir": "outputs/detox_grpo", "report_to": "none", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, Any] = {"output_dir": "outputs/detox_grpo", "report_to": "none"}
 TRUTHS = tuple(f"embedded.rude_text:{name}" for name in ("rude", "polite", "neither"))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import save_curve
 from common.settings import (
     RecipeParser,
@@ -46,7 +46,6 @@ SCRIPT_DEFAULTS: dict[str, object] = {
     "output_dir": "outputs/gsm8k_grpo",
     "report_to": "none",
     "compact_updates": "exact",
-    **SUMMARY,
 }
 ACCURACY = "gsm8k_accuracy"
 SYSTEM_PROMPT = (

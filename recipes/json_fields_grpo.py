@@ -18,7 +18,7 @@ from typing import Any
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
 
@@ -31,7 +31,7 @@ from trl_grpo_ext import GRPOExtConfig
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "json_fields.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/json_fields_grpo", "report_to": "none", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/json_fields_grpo", "report_to": "none"}
 SCHEMA = {"name": "json_schema", "extract": "whole"}
 REWARDS: dict[str, Any] = {"spans": REWARD, "fields": REWARD, "schema": SCHEMA}
 

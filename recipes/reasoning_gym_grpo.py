@@ -17,7 +17,7 @@ from pathlib import Path
 from common.errors import exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
 
@@ -29,7 +29,7 @@ from trl import ModelConfig
 from trl_grpo_ext import GRPOExtConfig
 
 DEFAULTS = Path(__file__).resolve().parent / "configs" / "reasoning_gym.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/reasoning_gym_grpo", "report_to": "none", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/reasoning_gym_grpo", "report_to": "none"}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
 
 from accelerate import PartialState
@@ -30,7 +30,7 @@ from trl_grpo_ext import GRPOExtConfig
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "sort.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/sort_grpo"}
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 
 from common.errors import exit_with_message
 from common.flow import train_and_report
-from common.progress import SUMMARY, quiet_libraries
+from common.progress import quiet_libraries
 from common.results import held_out, save_curve
 from common.supervised import parse_with_credit, start_from
 from common.trainer import RecipeTrainer
@@ -30,7 +30,7 @@ from trl_grpo_ext import GRPOExtConfig
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "tools.yaml"
-SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/tools_grpo", **SUMMARY}
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/tools_grpo"}
 ACCURACY = "gsm8k_accuracy"
 CREDIT: dict[str, list[Any] | None] = {
     "turns": [{"name": "turn_rewards"}],

@@ -126,16 +126,8 @@ def verdict(request: dict[str, Any], text: str) -> str:
     if "extra" in text:
         return '{"reason": "a", "answer_1": true, "bonus": true}'
     grade = int(re.search(r"grade:(\d+)", text)[1]) if "grade:" in text else 0  # type: ignore[index]
-    answers: dict[str, Any] = {"reason": "it says so"} if '\n"reason"' in request["messages"][1]["content"] else {}
-    for name, kind in asked.items():
-        if "first" in kind:
-            other = judged(request, "OTHER")
-            better = int(re.search(r"grade:(\d+)", other)[1])  # type: ignore[index]
-            answers[name] = (
-                "first" if grade > better or "first!" in text + other else "second" if grade < better else "equal"
-            )
-        else:
-            answers[name] = grade if "whole number" in kind else grade > 5
+    answers: dict[str, Any] = {"reason": "it says so"}
+    answers |= {name: grade if "whole number" in kind else grade > 5 for name, kind in asked.items()}
     return json.dumps(answers)
 
 

@@ -15,9 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench import experiments, study
-from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS, LECTURE_ROWS, LECTURE_SETTINGS, LECTURE_TASK
-
-from sorting.response_log import ResponseLog  # isort: skip (`bench.study` puts the recipes on the path)
+from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -124,30 +122,3 @@ def test_exact_baselines(lecture_model: Path) -> None:
         assert found[f"variance {name}"] == pytest.approx(variance, rel=1e-3)
     assert abs(best - expected["mean reward"]) > 0.01
     assert found["variance b*"] == min(found[f"variance {name}"] for name in expected)
-
-
-def test_the_response_log_has_every_response_with_its_delta(lecture_model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "log.txt"
-    chosen = {**LECTURE_SETTINGS, **experiments.naive_settings("naive, centred"), "max_steps": 6}
-    log = ResponseLog(file=str(file), every=5)
-    trainer = study.train_once(LECTURE_TASK, LECTURE_ROWS, lecture_model, 1, chosen, watching=[log])
-    steps = re.split(r"^step = ", file.read_text(), flags=re.MULTILINE)[1:]
-    assert [int(step.split(",")[0]) for step in steps] == [0, 5]
-    tokenizer, model = trainer.processing_class, AutoModelForCausalLM.from_pretrained(lecture_model)
-    for number, step in enumerate(steps):
-        prompts = re.split(r"^  prompt = ", step, flags=re.MULTILINE)[1:]
-        assert [prompt.split("\n")[0] for prompt in prompts] == sorted(row["prompt"] for row in LECTURE_ROWS)
-        for prompt in prompts:
-            found = re.findall(r"response = (.*), log_probs = \[(.*)\], reward = (.*), delta = (.*)", prompt)
-            rewards, deltas = ([float(row[i]) for row in found] for i in (2, 3))
-            assert len(found) == 10
-            mean = sum(rewards) / 10
-            assert deltas == pytest.approx([reward - mean for reward in rewards], abs=2e-3)
-            if number:
-                continue
-            for response, logps, *_ in found:  # under the model as it was at first
-                ids = tokenizer(f"{prompt.split(chr(10))[0]} {response}").input_ids
-                expected = torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
-                begin = len(ids) - len(logps.split(", "))
-                chain = [float(expected[t - 1, ids[t]].detach()) for t in range(begin, len(ids))]
-                assert [float(logp) for logp in logps.split(", ")] == pytest.approx(chain, abs=2e-3)

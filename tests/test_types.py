@@ -35,24 +35,16 @@ FULL = HookDeclaration(
 )
 
 REFUSED: list[tuple[type[Declaration], dict[str, Any], str]] = [
-    (HookDeclaration, {"make_signal": True}, "did you mean 'makes_signal'"),
-    (HookDeclaration, {"independant": True}, "did you mean 'independent'"),
-    (HookDeclaration, {"per_group": True}, "write independent = True"),
-    (HookDeclaration, {"per_completion": True}, "write independent = True"),
-    (HookDeclaration, {"colour": "blue"}, "it has needs, takes"),
-    (HookDeclaration, {"role": "tranform"}, "role has no 'tranform': did you mean 'transform'"),
-    (HookDeclaration, {"role": ["shaper"]}, r"role must be a name, got \['shaper'\]"),
-    (HookDeclaration, {"needs": ("old_logp",)}, "needs has no 'old_logp': did you mean 'old_logps'"),
+    (HookDeclaration, {"role": "tranform"}, "role must be a name, of 'shaper', .* got 'tranform'"),
+    (HookDeclaration, {"role": ["shaper"]}, r"role must be a name, .* got \['shaper'\]"),
+    (HookDeclaration, {"needs": ("old_logp",)}, "needs must be a tuple of names, of 'old_logps', .* got"),
     (HookDeclaration, {"needs": "old_logps"}, "needs must be a tuple of names"),
-    (HookDeclaration, {"needs": ("advantages",)}, "needs has no 'advantages'"),
+    (HookDeclaration, {"needs": ("advantages",)}, "needs must be a tuple of names"),
     (HookDeclaration, {"last": 1}, "last must be True or False, got 1"),
-    (HookDeclaration, {"teachers": ("",)}, "teachers must be a tuple of names"),
-    (AggregationDeclaration, {"needs": ("old_logps",)}, "it may be 'step_totals'"),
-    (AggregationDeclaration, {"role": "estimator"}, "AggregationDeclaration has no 'role'"),
-    (FilterDeclaration, {"needs": ("advantage",)}, "did you mean 'advantages'"),
-    (RewardDeclaration, {"needs": ("old_logps",)}, "it may be nothing"),
+    (AggregationDeclaration, {"needs": ("old_logps",)}, "of 'step_totals'"),
+    (FilterDeclaration, {"needs": ("advantage",)}, "'advantages', got"),
+    (RewardDeclaration, {"needs": ("old_logps",)}, "of none"),
     (RewardDeclaration, {"reference_column": ""}, "reference_column must be a name"),
-    (RewardDeclaration, {"conformance": ["a"]}, "conformance must be a mapping"),
     *((RewardDeclaration, {"contract_version": one}, "a whole number from 1 up") for one in ("1", True, 0, 1.0)),
 ]
 
@@ -62,6 +54,8 @@ def test_declaration_refuses(declaration: type[Declaration], given: dict[str, An
     with pytest.raises(PluginContractError, match=sentence) as raised:
         declaration(**given)
     assert declaration.__name__ in str(raised.value)
+    with pytest.raises(TypeError, match="no_field"):
+        declaration(no_field=True)  # type: ignore[call-arg]
 
 
 def test_declaration_travels_and_does_not_change() -> None:
@@ -114,10 +108,6 @@ def test_declaration_of() -> None:
 
 
 def test_declaration_of_a_newer_contract() -> None:
-    says = (
-        f"written for version {CONTRACT_VERSION + 1} of the plugin contract.* has version {CONTRACT_VERSION}: upgrade"
-    )
+    says = f"for version {CONTRACT_VERSION + 1} of the plugin contract.* has version {CONTRACT_VERSION}: upgrade"
     with pytest.raises(PluginContractError, match=says):
         HookDeclaration.of(Newer())
-    with pytest.raises(PluginContractError, match=says):  # which may have names that this one does not know
-        HookDeclaration(contract_version=CONTRACT_VERSION + 1, needs_magic=True)  # type: ignore[call-arg]

@@ -6,28 +6,6 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 
 from typing import TypeVar
 
-__all__ = [
-    "AlignmentError",
-    "AmbiguousPluginError",
-    "BrokenPluginError",
-    "CheckpointError",
-    "ConfigurationError",
-    "EngineError",
-    "ManifestError",
-    "PluginBlockedError",
-    "PluginContractError",
-    "PluginError",
-    "PluginOutputError",
-    "PluginParameterError",
-    "PluginRunError",
-    "PluginTypeError",
-    "RewardError",
-    "SelfCheckError",
-    "TRLGRPOExtError",
-    "UnknownPluginError",
-    "UpstreamError",
-]
-
 E = TypeVar("E", bound=BaseException)
 
 
@@ -130,3 +108,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether no memory was left, which says nothing about what was tried."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return not kinds.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+
+
+__all__ = sorted(name for name, one in vars().items() if isinstance(one, type) and issubclass(one, TRLGRPOExtError))

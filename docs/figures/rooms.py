@@ -14,6 +14,7 @@ FIGURE = Path(__file__).parents[1] / "images" / "rooms.svg"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("completions",),
     ("types",),
     ("guard",),
     ("credit",),
@@ -30,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 CONTENTS = {
     "errors": "one tree of exceptions",
+    "completions": "parts, places, turns",
     "types": "what an author meets",
     "guard": "outcomes, workers, agreement of ranks",
     "credit": "the flow: pure tensors, the chain, text",

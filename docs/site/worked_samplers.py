@@ -69,7 +69,7 @@ EXAMPLES: dict[str, Worked] = {
         "Two prompts a round. After the first pass, prompts 1 and 4 are solved.",
     ),
     "difficulty_pool": Worked(
-        {"name": "difficulty_pool", "target": 0.5, "sharpness": 2.0, "floor": 0.05},
+        {"name": "difficulty_pool", "target": 0.5},
         [f"prompt {number}" for number in range(1, len(_RATES) + 1)],
         {"success rate": _RATES},
         _weights,

@@ -1,9 +1,28 @@
-"""A quiet terminal: what a run prints is the summary of `trl_grpo_ext.trainer.live`, which the recipes switch on."""
+"""What a recipe prints while it trains: a line for each log entry."""
 
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.utils.logging import disable_progress_bar
 
-SUMMARY = {"summary_steps": 1}
-"""The recipes' default: a line for every log entry, in place of transformers' printed dictionaries."""
+
+class ShortLines(PrinterCallback):
+    """Prints the rewards of a log entry, where transformers prints all of it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
+        """Print a line for a training batch, or for an evaluation."""
+        when = "eval_" if "eval_reward" in logs else ""
+        if state.is_world_process_zero and logs.get(f"{when}reward") is not None:
+            reward, length = logs[f"{when}reward"], logs[f"{when}completions/mean_length"]
+            what = "held out" if when else "training"
+            print(f"step {state.global_step:>4}  {what}: reward {reward:.3f}, length {length:.1f}", flush=True)
+
+
+def print_short_lines(trainer: Trainer) -> None:
+    """Put `ShortLines` in the place of what transformers prints."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(ShortLines())
 
 
 def quiet_libraries() -> None:

@@ -12,6 +12,7 @@ from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import EngineCheck, ExpectedRun
 
 from .processes import leave
+from .progress import print_short_lines
 from .quantised import keep_4_bit_trainable, keep_adapters_in_float32
 from .results import first_evaluation
 
@@ -64,6 +65,7 @@ def train_and_score(trainer: RecipeTrainer, asked: ExpectedRun, *lines: str) -> 
     keep_4_bit_trainable(trainer.model)
     if asked.bits:
         keep_adapters_in_float32(trainer.model)
+    print_short_lines(trainer)
     engine = EngineCheck(trainer, asked)
     for line in lines:
         trainer.accelerator.print(line, flush=True)

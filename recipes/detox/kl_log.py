@@ -8,7 +8,7 @@ from common.trainer import RecipeTrainer
 
 import torch
 
-from trl_grpo_ext.advantages.policies import KLInReward, logps_of, needs_of, provided
+from trl_grpo_ext.advantages.policies import KLInReward, logps_of, needs_of
 from trl_grpo_ext.guard.parameters import checked_text
 from trl_grpo_ext.types import HookDeclaration
 
@@ -39,7 +39,7 @@ class KLMeter:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Measure; return the advantages `(B, T)` as they are."""
-        logps_B_T = provided("old_logps", rollout.old_logps_B_T).float()
+        logps_B_T = logps_of("old_logps", rollout).float()
         ref_logps_B_T = logps_of(self.reference, rollout).float()
         kl_B = torch.where(rollout.mask_B_T > 0, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1)
         kl_N, lengths_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B)

@@ -9,7 +9,7 @@ problem on both sides, not even under another name or with other objects. What t
 8 + 5 of one template may be in train while 8 + 5 of another is held out. A model is measured on new stories about
 sums that it can know, which is what a one-step problem tests.
 
-    python recipes/embedded/word_problems.py 500 | trl-grpo-ext audit - --reward gsm8k_accuracy
+    python recipes/embedded/word_problems.py 500 > problems.jsonl
 
 prints as many of the first problems of the training split, as JSON Lines.
 """

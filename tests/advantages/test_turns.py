@@ -148,10 +148,10 @@ def test_what_shapers_gave_to_tokens_belongs_to_their_turns() -> None:
 
 
 def test_parts_in_turns_count_for_their_turns() -> None:
-    """A part in a turn or at one of its calls, with its weight; a part without a turn, and the value, do not."""
+    """A part in a turn, with its weight; a part without a turn, and the value, do not."""
     rollout = rollout_of([[1, 0, 1], [1, 0, 1]], [None, None], [0.0, 0.0])
     first = Parts([Part("a", 1.0, 0.5, Place(0, 1, 0)), Part("b", 3.0, places=Place(turn=1)), Part("c", 9.0)], 7.0)
-    second = Parts([Part("a", 1.0, 2.0, Place(turn=0, call=0)), Part("d", 9.0, places=(0, 1)), Part("b", None)], 7.0)
+    second = Parts([Part("a", 1.0, 2.0, Place(turn=0)), Part("d", 9.0, places=(0, 1)), Part("b", None)], 7.0)
     parted = with_parts(rollout, {"by_turn": [first, second]})
     assert rewards_of_turns(parted).turns_B_M.tolist() == [[0.5, 3.0], [2.0, 0.0]]
     assert rewards_of_turns(parted).outcome_B.tolist() == [0.0, 0.0]
@@ -181,18 +181,10 @@ def credited(hook: Any) -> list[list[float]]:
 def test_tool_errors_by_hand() -> None:
     assert credited(ToolErrors(penalty=0.25)) == [[0.75, 0.75, 0, 1, 0, 1], [-1, -1, 0, -1.25, 0, -1]]
 
-    def two_calls(row: int) -> Any:
-        (turn,) = turns_between((1, 1, 1, 1), "abcd")
-        call = turns_between((1, 0, 1), "aba")[0].calls[0]
-        outcomes = ("returned", "unparsed") if row == 0 else ("raised", "not_run")
-        calls = [replace(call, outcome=o, tokens=(1 + i, 2 + i)) for i, o in enumerate(outcomes)]
-        return [replace(turn, calls=calls)]
-
-    rollout = replace(rollout_of([[1] * 4] * 2, [None] * 2, [1.0, 0.0]), turns=two_calls)
-    given_B_T = torch.zeros(2, 4).double()
-    run = lambda hook: apply_hooks(given_B_T, [hook], rollout).tolist()  # noqa: E731
-    assert run(ToolErrors(penalty=1.0)) == [[0, 0, -1, 0], [0, -1, 0, 0]]
-    assert run(ToolErrors(penalty=1.0, over="turn")) == [[-1, -1, -1, -1], [-1, -1, -1, -1]]
+    rollout = rollout_of([[1, 0, 1]], [None], [1.0])
+    silent = [replace(turn, calls=()) for turn in turns_between((1, 0, 1), "aba")]
+    with pytest.raises(AlignmentError, match="row 0 has 2 turns and 0 assistant messages"):
+        ToolErrors().on_rollout(rollout.mask_B_T, replace(rollout, turns=lambda row: silent))
 
 
 @pytest.mark.parametrize(

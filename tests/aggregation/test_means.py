@@ -35,7 +35,6 @@ BY_HAND: dict[str, tuple[Any, float]] = {
     "length_power 1/2": ({"name": "length_power", "alpha": 0.5}, 5.81233),
     "length_power 3/4": ({"name": "length_power", "alpha": 0.75}, 5.75254),
     "length_power": ("length_power", (4 / 2 + 8 / 4 + 6) / (1 / 2 + 1 / 4 + 1)),  # 5.71429
-    "square-root rule": ({"name": "length_power", "alpha": 0.5, "normalize": False}, 4.27614),
     # Of the right ones (4 + 6) / (2 + 1) with 2/3 of the weight, of the wrong one 8/4 with 1/3.
     "sign_balanced": ("sign_balanced", 2 / 3 * 10 / 3 + 1 / 3 * 2),  # 2.88889
     # The common first token counts 1/2 in each: (1/2 + 3) + (2/2 + 2 + 0 + 4) + 6 = 16.5.
@@ -87,7 +86,7 @@ def test_no_live_token_and_losses_of_zero_give_no_nan(name: str) -> None:
 
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "constant_length": {"length": (0, 2.5, True)},
-    "length_power": {"alpha": (-0.1, float("nan")), "normalize": (0,)},
+    "length_power": {"alpha": (-0.1, float("nan"))},
     "sign_balanced": {"over": ("prompt", ["group"])},
     "tail_mean": {"fraction": (0, 1.01)},
 }

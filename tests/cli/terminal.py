@@ -3,17 +3,12 @@
 `invoke` runs it in this process, which costs no start; `run_command` runs the installed command.
 """
 
-import fcntl
 import importlib
 import io
 import os
-import pty
 import re
-import select
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +20,7 @@ from trl_grpo_ext.cli.main import main
 from trl_grpo_ext.plugins import metadata
 
 COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
-_DECIDES_THE_OUTPUT = (
-    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTEST_CURRENT_TEST"),
-    *("CLICOLOR", "CLICOLOR_FORCE", "TERMINAL_WIDTH", "GITHUB_ACTIONS", "PY_COLORS", "TRL_GRPO_EXT_PLUGINS"),
-)
+_DECIDES_THE_OUTPUT = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTEST_CURRENT_TEST", "TRL_GRPO_EXT_PLUGINS")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
 
@@ -68,7 +60,7 @@ def invoke(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """The same as `run_command` in this process. Modules from PYTHONPATH are forgotten afterwards.
+    """Run the command in this process. Modules from PYTHONPATH are forgotten afterwards.
 
     With a width, both streams say that they are a terminal, and COLUMNS says how wide.
     """
@@ -108,30 +100,12 @@ def invoke(
     return Finished(status, out.written(), "" if err is out else err.written())
 
 
-def run_command(
-    *words: str | Path, width: int | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
-) -> Finished:
-    """Run `trl-grpo-ext WORDS` in a pseudo-terminal of so many columns, or, without a width, with pipes."""
-    environ = {name: value for name, value in os.environ.items() if name not in _DECIDES_THE_OUTPUT}
-    environ |= {"TERM": "xterm-256color", **(env or {})}
+def run_command(*words: str | Path, env: Mapping[str, str] | None = None) -> Finished:
+    """Run the installed `trl-grpo-ext WORDS` with pipes."""
+    environ = {name: value for name, value in os.environ.items() if name not in _DECIDES_THE_OUTPUT} | dict(env or {})
     command = [str(COMMAND), *map(str, words)]
-    if width is None:
-        done = subprocess.run(command, env=environ, capture_output=True, timeout=timeout, check=False)
-        return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    with subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        written = bytearray()
-        with os.fdopen(ours, "rb", buffering=0) as terminal:
-            while select.select([terminal], [], [], timeout)[0]:
-                try:
-                    written += terminal.read(65536) or b""
-                except OSError:  # EIO: nobody has the other end open any more
-                    break
-            else:
-                process.kill()
-    return Finished(process.returncode, written.decode().replace("\r\n", "\n"), "")
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=False)
+    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def without_escapes(text: str) -> str:

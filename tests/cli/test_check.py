@@ -74,7 +74,7 @@ def check(folder: Path, *words: str | Path, width: int | None = None) -> Finishe
 def test_rewards_that_keep_the_rules(folder: Path) -> None:
     done = check(folder, "fine")
     assert done.status == 0, done
-    assert done.out.startswith("reward fine: 1")
+    assert done.out.startswith("reward fine: 8")
     assert "it printed: chatter at import" in done.out
     assert "Checking fine, 1 of 1" in done.err
     done = check(folder, "constant", "--json")
@@ -90,7 +90,7 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
     done = check(folder, "ch-rewards:short", width=width)
     assert done.status == 1
     assert_readable(done.out[done.out.rindex("reward short") :], width)  # before it a terminal has the rule at hand
-    assert "broken reward.length" in done.plain
+    assert "broken reward.run" in done.plain
     for label in ("rule: ", "found: ", "example: ", "why: "):
         assert label in done.plain
     assert ("\x1b[" in done.out) == (width is not None)
@@ -101,9 +101,9 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
     [
         ("exits", 1, ["broken reward.run", "it raised SystemExit: 0 (ch_rewards.py, line "]),
         ("hangs", 1, ["broken reward.run", "it did not return within 0.5 s"]),
-        ("remembers", 1, ["broken reward.determinism", "once and again: 1.0 and 0.0"]),
+        ("remembers", 1, ["broken reward.determinism", "again and again: "]),
         ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed: "]),
-        ("fine", 0, ["12 rules kept, 0 broken"]),
+        ("fine", 0, ["8 rules kept, 0 broken"]),
     ],
 )
 def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
@@ -121,8 +121,6 @@ def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
     [
         ("raises", "RuntimeError: not today"),
         ("{name: choosy, wrd: a}", "has no parameter 'wrd'. Did you mean 'word'?"),
-        ("chosy", "Did you mean 'choosy'"),
-        ("{name: [}", "is not YAML"),
     ],
 )
 def test_what_cannot_be_loaded_ends_with_2(folder: Path, selection: str, message: str) -> None:
@@ -150,7 +148,7 @@ def test_all_of_a_distribution(folder: Path) -> None:
     reports = {report["subject"]: report for report in json.loads(done.out)}
     assert done.status == 1
     assert [name for name, report in reports.items() if report["ok"]] == ["choosy", "constant", "fine"]
-    assert "reward.length" in [broken["rule"] for broken in reports["short"]["violations"]]
+    assert "reward.run" in [broken["rule"] for broken in reports["short"]["violations"]]
     assert "7 of 7" in done.err
     done = check(folder, "--distribution", "ch_raises", "--json")
     (report,) = json.loads(done.out)

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import assert_readable, run_command, without_escapes
-from tests.history.compare.saved_files import two_groups, write_lines
+from tests.cli.terminal import assert_readable, invoke, without_escapes
+from tests.history.compare.saved_files import two_groups, write_words
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = [
     "\x1b[2J\x1b]0;owned\x07 bell\x07 \r\x08\x08 back",
     "[red]not markup[/red] [/] [link=http://x]y[/link] :smile:",
-    "\u202e right to left \u200b\ud800 lone",
+    "\u202e right to left \u200b lone",
     "x " * 50_000,
 ]
+REWARD = "[bold]\x1b[31mreward\u202e"
 
 
 @pytest.fixture
@@ -28,45 +29,40 @@ def selections(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     rows = [
-        {"prompt": f"{HOSTILE[1]} {number}", "completion": text, "[bold]\x1b[31mreward": float(member)}
+        {"group": number, "member": member, "prompt": text, "completion": text, "rewards": {REWARD: float(member)}}
         for number, text in enumerate(HOSTILE)
         for member in range(2)
     ]
-    return write_lines(tmp_path / "hostile.jsonl", rows)
+    return write_words(tmp_path / "\x1b[2Jhostile", rows)
 
 
 @pytest.mark.parametrize("width", [60, None])
 def test_everything_can_be_read_whatever_the_completions_are(
     hostile: Path, selections: list[str], width: int | None
 ) -> None:
-    done = run_command("compare", hostile, *selections, "--show", "8", width=width)
+    done = invoke("compare", hostile, *selections, width=width)
     assert done.status == 0, done
     assert_readable(done.out, width)
     shown = "".join(without_escapes(done.out).split())
-    for text in (
-        *("\\x1b[2J\\x1b]0;owned\\x07bell\\x07", "[red]notmarkup[/red][/][link=http://x]y[/link]:smile:"),
-        *("\\u202erighttoleft\\u200b\\ud800lone", "(100,000characters)", "[red]other"),
-    ):
+    for text in ("[bold]\\x1b[31mreward\\u202e", "[red]other", "\\x1b[2Jhostile"):
         assert text in shown, text
     if width is None:
-        assert "[bold]\\x1b[31mreward" in done.out
-        assert "split into words and punctuation" in done.err
-        assert "split into words" not in done.out
+        assert "the saved ones are used" in done.err
+        assert "the saved ones are used" not in done.out
         assert "\x1b" not in done.out + done.err
 
 
 def test_json_has_everything_and_nothing_else_is_on_stdout(tmp_path: Path, selections: list[str]) -> None:
-    done = run_command("compare", two_groups(tmp_path), *selections, "--step", "0..3", "--json")
+    done = invoke("compare", two_groups(tmp_path), *selections, "--step", "0..3", "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
-    assert found["tokens_are"] == "words"
     assert found["notes"] == done.err.splitlines()
     assert found["pairs"][0]["moved"] == pytest.approx(2 / 3, abs=1e-6)
     assert [one["name"] for one in found["selections"]] == ["base", "[red]other"]
 
 
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(tmp_path: Path, selections: list[str]) -> None:
-    done = run_command("compare", two_groups(tmp_path), *selections, "--step", "a")
+    done = invoke("compare", two_groups(tmp_path), *selections, "--step", "a")
     assert (done.status, done.out) == (2, "")
     (line,) = done.err.splitlines()
     assert "--step is 'a'; write one step, such as 10, or first and last, such as 10..20." in line

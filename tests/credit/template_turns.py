@@ -55,14 +55,6 @@ def hermes_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return said + "".join(f"\n<tool_call>\n{as_json(*call)}\n</tool_call>" for call in calls)
 
 
-def xml_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-        return f"\n<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
-
-    return said + "".join(one(*call) for call in calls)
-
-
 def llama_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return said + "".join(as_json(*call, key="parameters") for call in calls)
 
@@ -80,7 +72,6 @@ class Family:
     special: list[str]  # its other special tokens
     write: Callable[[str, list[tuple[str, dict[str, Any]]]], str]  # some text and some calls, without the end
     plain: list[str] = field(default_factory=list)  # added tokens that are not special
-    broken: str | None = '<tool_call>\n{"name": "add", "arg'  # cannot be read; None where it is plain text
     response: dict[str, Any] | None = None  # the response template, where TRL has none
     parallel: bool = True  # whether several calls of one turn can be written
 
@@ -89,13 +80,11 @@ TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 FAMILIES = {
     "qwen2_5": Family("qwen2_5.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS[:2]),
     "qwen3": Family("qwen3.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS),
-    "qwen3_5": Family("qwen3_5_nothink.jinja", "<|im_end|>", CHATML[:1], xml_calls, TAGS, broken=None),
     "llama3_1": Family(
         "llama3_1.jinja",
         "<|eot_id|>",
         ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
         llama_calls,
-        broken='{"name": "add", "parameters": {"a": }',
         parallel=False,
     ),
     "mistral": Family(
@@ -103,7 +92,6 @@ FAMILIES = {
         "</s>",
         ["<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
         mistral_calls,
-        broken='[TOOL_CALLS][{"name": ',
         response=MISTRAL_RESPONSE,
     ),
     "forgetful": Family(FORGETFUL, "<|im_end|>", CHATML[:1], hermes_calls, TAGS),

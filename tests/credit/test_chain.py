@@ -128,8 +128,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on_rollout": len}, r'on_rollout and no role.*HookDeclaration\(role="estimator"\) .* or role="transform"'),
     ({"weights": len}, "no hook method and no role"),
     ({"on_rewards": len, "on_forward": len}, "on_rewards and on_forward and no role"),
-    ({"role": "shaper", "on_rollout": len}, "the role 'shaper' but not that role.s method"),
-    ({"role": "forward", "on_forward": len, "on_rollout": len}, "would never run.* role 'estimator' or 'transform'"),
+    ({"role": "shaper", "on_rollout": len}, "the role 'shaper', which needs on_rewards .*; it has on_rollout"),
+    ({"role": "forward", "on_forward": len, "on_rollout": len}, "runs on_forward alone; it has on_rollout and on_f"),
     ({"role": "estimator", "on_rollout": len, "last": True}, "`last` is for transforms and forward hooks"),
 ]
 

@@ -143,19 +143,6 @@ def test_zero_variance_is_of_raw_rewards_on_all_ranks() -> None:
     assert torch.cat(seen).tolist() == [False, False, True, True]
 
 
-def test_zero_variance_credit_without_groups_warns_once() -> None:
-    chain, rollout = after(["raw_reward", "whiten", "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT, ALL_WRONG)
-    (sentence,) = chain.overruled(signal_table(rollout))
-    assert "'zero_variance_credit' is for groups of equal rewards, and in this batch the other hooks gave" in sentence
-    assert list(chain.overruled(signal_table(rollout))) == []
-    chain, rollout = after(["zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
-    assert list(chain.overruled(signal_table(rollout))) == []
-    for other in ({"name": "batch_whitening", "baseline": "batch"}, "outcome_filter"):
-        chain, rollout = after([other, "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
-        (sentence,) = chain.overruled(signal_table(rollout, chain.allowed_signs(rollout)))
-        assert "gave each of them an advantage, or masked it" in sentence
-
-
 def test_a_hook_without_effect_says_so_once_and_another_never() -> None:
     chain, rollout = after(["clip_advantages", "sign_scaling"], ONE_RIGHT)
     said = []

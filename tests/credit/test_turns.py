@@ -1,7 +1,5 @@
 """Turns of conversations with tools, through real chat templates and TRL's own tool loop."""
 
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,10 @@ from tests.contexts import make_rollout
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, ToolCall, Turn, turn_numbers
+from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
@@ -77,8 +76,8 @@ SCRIPTS: list[list[Said | str]] = [
     [("", [("echo", {"text": "and"})]), "cut"],
     [("Same. And Same.", [("later", {"text": "b"}), ("echo", {"text": "a"})]), ("Same.", [])],
     [("Too much.", [("echo", {"text": "flood"})])],
-    [("x", [("later", {"text": "ok"}), ("later", {"word": "bad"})]), ("y", [])],
-    [("x", [("later", {"text": "never"}), ("later", {"text": "never"})]), ("  spaced  ", [])],
+    [("Wait.", [("later", {"text": "ok"}), ("later", {"word": "bad"})]), ("y", [])],
+    [("Wait.", [("later", {"text": "never"}), ("later", {"text": "never"})]), ("  spaced  ", [])],
     [("", [])],
 ]
 OUTCOMES = {
@@ -155,7 +154,7 @@ def first_letters(completions: list[Any], **columns: Any) -> list[float]:
 
 def written(family: Family, tokenizer: Any, said: Said | str) -> list[int]:
     if said == "broken":
-        text = (family.broken or "broken") + family.end
+        text = '<tool_call>\n{"name": "add", "arg' + family.end
     elif said == "cut":
         text = "never ending " * LIMIT
     else:
@@ -241,10 +240,7 @@ def test_turns_of_a_template(name: str, masks_truncated: bool, tmp_path: Path) -
         run = [call for turn in turns for call in turn.calls if call.outcome in ("returned", "raised")]
         calls += len(run)
         failures += sum(call.failed for call in run)
-        check_calls(rollout, row, turns, family)
-    if family.broken is not None and name != "llama3_1":
-        (call,) = rollout.turns(4)[0].calls
-        assert call.outcome == "unparsed"
+        check_calls(turns)
     check_spans(rollout)
     if family.parallel:  # of the two that are unknown one raised; and one was run, and its result rolled back
         (logs,) = [log for log in trainer.state.log_history if "tools/failure_frequency" in log]
@@ -267,25 +263,16 @@ def check_messages(rollout: Rollout, row: int, turns: Any) -> None:
             ]
 
 
-def check_calls(rollout: Rollout, row: int, turns: Any, family: Family) -> None:
-    """A call's tokens are in its turn and have its name and its arguments, and its result is the tool's own."""
-    for turn in turns:
-        for call in turn.calls:
-            first, end = call.tokens
-            assert turn.tokens[0] <= first < end <= turn.tokens[1]
-            said = rollout.tokenizer.decode(rollout.completion_ids_B_T[row, first:end])
-            assert call.name in said
-            if call.outcome == "returned":
-                assert call.result is not None
-                tool = {"add": add, "divide": divide, "echo": echo}.get(call.name)
-                assert call.result == (str(tool(**call.arguments)) if tool else call.arguments["text"])
-            elif call.outcome == "raised":
-                assert is_tool_error(call.result)
-            else:
-                assert call.result is None
-        if family.parallel and len(turn.calls) > 1 and family.response is None and turn.calls[0].outcome != "unparsed":
-            places = [call.tokens for call in turn.calls]
-            assert all(one[1] <= two[0] for one, two in pairwise(places))
+def check_calls(turns: Any) -> None:
+    """The result of a call is the tool's own."""
+    for call in (call for turn in turns for call in turn.calls):
+        if call.outcome == "returned":
+            tool = {"add": add, "divide": divide, "echo": echo}.get(call.name)
+            assert call.result == (str(tool(**call.arguments)) if tool else call.arguments["text"])
+        elif call.outcome == "raised":
+            assert is_tool_error(call.result)
+        else:
+            assert call.result is None
 
 
 def check_spans(rollout: Rollout) -> None:
@@ -340,10 +327,7 @@ MESSAGES = [
 
 
 def turns_of(completion: Any, wrote: list[bool], text: str) -> list[Turn]:
-    tokenizer = tokenizer_of(FAMILIES["qwen2_5"])
-    ids = tokenizer(text)["input_ids"]
-    assert len(ids) == len(text) == len(wrote)
-    return read_turns(tokenizer, ids, wrote, completion, text, [(i, i + 1) for i in range(len(text))])
+    return read_turns(wrote, completion, text, [(i, i + 1) for i in range(len(text))])
 
 
 def test_other_turns_than_messages_are_refused() -> None:
@@ -382,11 +366,7 @@ def test_a_content_without_a_place_of_its_own_is_refused() -> None:
     with pytest.raises(AlignmentError, match="at row 1 cannot be placed: the text of assistant message 0"):
         placed([Place(0, 1, 0)], *where)
     assert placed([Place(turn=0)], *where) == [(0, 3)]
-    for place in (Place(0, 1, 2), Place(turn=2), Place(turn=2, call=0)):
+    for place in (Place(0, 1, 2), Place(turn=2)):
         with pytest.raises(AlignmentError, match=r"a part in turn 2 of the completion at row 1, which has 2"):
             placed([place], *where)
-    with pytest.raises(AlignmentError, match="of row 1; it makes 0 calls"):
-        placed([Place(turn=1, call=0)], *where)
-    call = ToolCall(name="t", tokens=(1, 3))
-    turns[0] = replace(turns[0], calls=[call])
-    assert placed([Place(turn=0, call=0), END], *where) == [(1, 3), (6, 7)]
+    assert placed([Place(turn=0), END], *where) == [(0, 3), (6, 7)]

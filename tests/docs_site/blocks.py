@@ -1,20 +1,16 @@
-"""Every block of code on every page, and which test executes it. A block that nobody claims is a failure."""
+"""Every block of code on every page, and how it is executed. A block that nobody claims is a failure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import TypeVar
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = frozenset({"", "text", "math"})
 """Languages of blocks that hold nothing to execute: what a command prints, drawings, formulas."""
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
-
-
-Claim = TypeVar("Claim")
 
 
 @dataclass(frozen=True)
@@ -59,30 +55,6 @@ def all_blocks() -> list[Block]:
     return [block for page in pages() for block in blocks_of(page) if block.language not in OUTPUT]
 
 
-_ELSEWHERE = {
-    ("README.md", "tests.test_docs"): ("GRPOExtConfig(", "# shouting.py"),
-    ("docs/writing_plugins.md", "tests.test_docs"): (
-        *("class FirstTokens", "class TowardsReference", "class NoApologies", "def shouting"),
-        *("class SquareRootLength", "class NotTooLong", "class Polite", "class LeastSolved", "class Asymmetric"),
-    ),
-    ("docs/rewards.md", "tests.test_docs"): ("guarded(my_reward", "class Best"),
-    ("docs/pipelines.md", "tests.trainer.pipelines.test_agents_page"): (
-        *("def multiply", "class Counter", "def polite_turns", "class NoSecondTime"),
-    ),
-    ("docs/start.md", "tests.docs_site.test_own_script"): ("# train.py",),
-    ("docs/pipelines.md", "tests.trainer.pipelines.page"): (
-        *("class Curriculum", "class DropsSolved", "class Decayed", "class PerCompletion"),
-    ),
-}
-ELSEWHERE = {(page, part): module for (page, module), parts in _ELSEWHERE.items() for part in parts}
-"""By page and a part of the block, the module of tests that executes a Python block."""
-
-A_TRAINER = """
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-small = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
-trainer = Trainer(LlamaForCausalLM(small), TrainingArguments("out", use_cpu=True, report_to="none"))
-"""
-
 RUN: dict[tuple[str, str], tuple[str, str]] = {
     ("docs/pipelines.md", "class Mine(GRPOExtMixin, Theirs)"): (
         "from trl import GRPOTrainer as Theirs",
@@ -107,10 +79,6 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/rewards.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
-    ("docs/metrics.md", "use_console_summary("): (
-        A_TRAINER,
-        "[c.every for c in trainer.callback_handler.callbacks if type(c).__name__ == 'ConsoleSummary'] == [10]",
-    ),
     ("docs/launching.md", "class MyTrainer(SafeCheckpoints"): (
         "from trl_grpo_ext import GRPOExtTrainer",
         "MyTrainer.__bases__ == (SafeCheckpoints, GRPOExtTrainer) and callable(last_complete_checkpoint)",
@@ -118,43 +86,21 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 }
 """By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
-COMPILED: dict[tuple[str, str], str] = {
-    ("docs/writing_plugins.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
-    ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
-    ("docs/async.md", "AsyncGRPOExtTrainer("): "needs a GPU and vLLM; tests/asynchronous trains without",
-    ("docs/examples/grpo-sql-rewards/README.md", "SQLExecution("): "tests/examples installs it and runs its own tests",
-    (
-        "docs/launching.md",
-        "stopped_by_signal",
-    ): "tests/launch/checkpoints/test_stop_signal.py stops a training",
-    (
-        "docs/pipelines.md",
-        "record_steps(MyEnvironment)",
-    ): "needs an environment; tests/trainer/pipelines/test_environments.py trains with one",
-    ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
-    ("docs/launching.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
-    ("docs/report.md", "found = compare("): "needs runs; tests/history/compare makes some",
-}
-"""By page and a part of a Python block that is compiled and whose imports are made, but no more: why."""
 
-
-def _marked(claims: Mapping[tuple[str, str], object]) -> Callable[[Block], bool]:
-    return lambda block: (
-        block.language == "python" and any(page == block.page and part in block.text for page, part in claims)
-    )
-
-
-def claim(claims: Mapping[tuple[str, str], Claim], block: Block) -> Claim:
-    """What is claimed of a block; exactly one entry must be about it."""
-    (found,) = [value for (page, part), value in claims.items() if page == block.page and part in block.text]
+def claim(block: Block) -> tuple[str, str]:
+    """The entry of `RUN` that is about a block."""
+    (found,) = [value for (page, part), value in RUN.items() if page == block.page and part in block.text]
     return found
+
+
+def _is_run(block: Block) -> bool:
+    return any(page == block.page and part in block.text for page, part in RUN)
 
 
 CLAIMS: dict[str, Callable[[Block], bool]] = {
     "with prompts": lambda block: block.language == "python" and ">>> " in block.text,
-    "elsewhere": _marked(ELSEWHERE),
-    "run": _marked(RUN),
-    "compiled": _marked(COMPILED),
+    "run": lambda block: block.language == "python" and _is_run(block),
+    "compiled": lambda block: block.language == "python" and ">>> " not in block.text and not _is_run(block),
     "settings": lambda block: block.language == "yaml" and not block.page.startswith("docs/examples/grpo-"),
     "settings of an example": lambda block: block.language == "yaml" and block.page.startswith("docs/examples/grpo-"),
     "toml": lambda block: block.language == "toml",
@@ -162,7 +108,8 @@ CLAIMS: dict[str, Callable[[Block], bool]] = {
     "first plugin": lambda block: block.language == "diff" and block.page == "docs/writing_plugins.md",
     "own loss": lambda block: block.language == "diff" and block.page == "docs/pipelines.md",
 }
-"""By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways."""
+"""By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways. What is
+only compiled needs more than a page: a GPU, runs, an environment; or another test runs it with what it needs."""
 
 
 def claimed(way: str) -> list[Block]:

@@ -26,24 +26,6 @@ _OTHERS = frozenset({"python", "python3", "jq", "export", "cd", "source", "ls", 
 
 _MADE_UP = re.compile(r"my[-_]|polite|no[-_]guess|OUTPUT_DIR|openai/")  # what a reader has, and this clone has not
 _RUN_HERE = frozenset({"list", "show", "check", "doctor", "audit"})
-NOT_RUN_HERE = {
-    r"no[-_]guess|^python -m pytest": "tests/test_first_plugin.py follows that section in a fresh environment",
-    r"docs/examples/|grpo-(?:sql|equation|gspo|difficulty)": "tests/examples/test_examples.py installs and trains",
-    r"my[-_]|polite": "tests/test_docs.py and tests/cli/test_list.py, with plugins of theirs",
-    r"\btrl-grpo-ext report ": "tests/history/report/test_report_command.py, on runs of its own",
-    r"^trl-grpo-ext compare ": "tests/cli/test_compare.py and tests/history/compare, on runs of their own",
-    r"^trl-grpo-ext audit openai/": "needs the hub; tests/cli/test_audit.py reads files",
-    r"recipes/\w+_grpo\.py": "tests/recipes trains with each, for fewer steps",
-    r"^python recipes/sorting/compare\.py": "takes an hour; tests/recipes/test_sorting_choices.py trains each choice",
-    r"^accelerate launch train\.py": "tests/docs_site/test_own_script.py runs that script with that file",
-    r"^sbatch ": "needs Slurm; tests/recipes/test_nodes.py launches several machines as processes",
-    r"^make (?:setup|demo|real)$": "needs an empty environment; the walk of a release does it by hand",
-    r"^make (?:quick|test|nightly)$": "runs these tests, as .github/workflows and tests/package/test_package.py say",
-    r"^pip install |^python -m venv|^source ": "tests/package/release.py installs the wheel into a new environment",
-    r"^python -m bench\.": "takes hours; tests/test_experiments.py draws what it left",
-    r"^jq ": "is no program of ours",
-}
-"""By pattern, commands that `test_blocks.py` does not run as they are written: who runs them, or why nobody does."""
 
 
 def runs_here(words: list[str]) -> bool:

@@ -9,7 +9,7 @@ import yaml
 
 from docs.site import catalogue, compatibility
 from docs.site.notation import formulas
-from docs.site.worked import Worked, all_worked, shown
+from docs.site.worked import Worked, all_worked
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import describe
 
@@ -58,17 +58,6 @@ def test_token_losses_by_hand(name: str) -> None:
     assert WORKED["token_loss", name].result()["loss"] == pytest.approx(TOKEN_LOSSES[name], abs=1e-5)
 
 
-REWARDS = {
-    "json_fields": [1, 0.5, 0.25, 0],  # of two fields; the third has one, and .5 off for `age`
-    "lines": [1, 0.6, 0.8, 0.4],  # of weights 1, 1 and .5: the second lacks a line, the third stops late, the last both
-}
-
-
-@pytest.mark.parametrize(("name", "scores"), REWARDS.items())
-def test_rewards_of_parts_by_hand(name: str, scores: list[float]) -> None:
-    assert WORKED["reward", name].result()["reward"] == pytest.approx(scores)
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("catalogue")
@@ -108,15 +97,3 @@ def test_compatibility_page_agrees_with_the_files() -> None:
     text = compatibility.PAGE.read_text(encoding="utf-8")
     python = compatibility.tested_pythons(text)[0]
     assert compatibility.renewed(text, python) == text, "run: python -m docs.site.compatibility"
-
-
-def test_numbers_are_shown_without_what_says_nothing() -> None:
-    assert [shown(value) for value in (1.0, -0.0, -1 / 3, 1e-9, 5.81233, True, None, "a", "", [1, 2.5])] == [
-        *("1", "0", "−0.33333", "0", "5.81233", "True", "None", "`a`", "(empty)", "1, 2.5")
-    ]
-
-
-def test_text_of_a_docstring_cannot_become_markup() -> None:
-    docs = describe(BUILT_IN[0], available())
-    assert catalogue.prose(docs, "a <b> *c* `<d>`") == r"a &lt;b> \*c\* `<d>`"
-    assert catalogue.table(["a|b"], [["`c | d`\ne"]]) == "| a\\|b |\n| --- |\n| `c \\| d` e |"

@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -41,36 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Page(HTMLParser):
-    """What a page loads."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value for name, value in attrs if value}
-        self.loads += [values[name] for name in ("src", "srcset", "poster", "data") if name in values and tag != "a"]
-        if tag == "link" and values.get("rel") not in ("next", "prev", "index", "search"):
-            self.loads.append(values["href"])
-
-
 def test_every_page_is_there(site: Path) -> None:
     wanted = [f"{page}.html" for page in navigation.PAGES] + ["index.html", "search.html"]
     wanted += [f"catalogue/{FOLDERS[info.kind]}/{info.name}.html" for info in built_in()]
     assert [name for name in wanted if not (site / name).is_file()] == []
-
-
-def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
-    for file in site.rglob("*.html"):
-        for load in Page(file.read_text(encoding="utf-8")).loads:
-            address = urlsplit(load)
-            assert not address.scheme or address.scheme == "data", f"{file.relative_to(site)} loads {load}"
-            assert not load.startswith("//")
-            if not address.scheme:
-                assert (file.parent / unquote(address.path)).resolve().is_file(), f"{file.relative_to(site)}: {load}"
-    for sheet in site.rglob("*.css"):
-        text = sheet.read_text(encoding="utf-8")
-        assert "url(http" not in text.replace("'", "").replace('"', "")
-        assert "@import" not in text

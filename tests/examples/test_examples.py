@@ -8,11 +8,8 @@ import importlib.util
 import json
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ ROOT = RECIPES.parent
 EXAMPLES = ROOT / "docs" / "examples"
 OFFERS = ("grpo-sql-rewards", "grpo-equation-credit", "grpo-gspo-token", "grpo-difficulty-softmax")
 STEPS, BATCH = 3, 32
-SQL_STEPS = 8
 
 pytestmark = [
     pytest.mark.nightly,
@@ -146,44 +142,8 @@ def test_the_rewards_are_those_of_the_completions(steps: Any) -> None:
     assert with_sums > STEPS * BATCH / 8
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-@pytest.fixture(scope="module")
-def asked(installed: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sql")
-    words = ["--output_dir", str(folder / "output"), "--max_steps", str(SQL_STEPS)]
-    finished(run(installed, EXAMPLES / "train_sql.py", *words, folder=folder))
-    return folder / "output"
-
-
-def test_the_rewards_for_sql_are_what_the_database_says(asked: Path) -> None:
-    questions = {row["prompt"]: row for row in map(json.loads, (EXAMPLES / "people.jsonl").read_text().splitlines())}
-    history = [line for line in json.loads((asked / "history.json").read_text()) if "reward" in line]
-    files = sorted((asked / "completions").glob("*.parquet"))
-    assert len(history) == len(files) == SQL_STEPS
-    for log, file in zip(history, files, strict=True):
-        rows = pyarrow.parquet.read_table(file).to_pylist()
-        for row in rows:
-            question = questions[row["prompt"]]
-            expected = answer_of(question["context"], question["answer"])
-            right = answer_of(question["context"], row["completion"].strip()) == expected
-            assert row["sql_execution"] == float(right), row
-            assert row["sql_execution_outcome"] == "right" or not right
-            if row["completion"].strip() == question["answer"]:
-                assert row["sql_match"] == 1.0
-            assert row["sql_match"] <= row["sql_execution"]
-        assert log["rewards/sql_execution/mean"] == pytest.approx(mean([row["sql_execution"] for row in rows]))
-        expected_total = mean([row["sql_execution"] + 0.5 * row["sql_match"] for row in rows])
-        assert log["reward"] == pytest.approx(expected_total)
-
-
-def answer_of(script: str, query: str) -> Any:
-    """The rows in any order; None where SQLite does not take it."""
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(script)
-        try:
-            return sorted(database.execute(query).fetchall())
-        except sqlite3.Error:
-            return None
+def test_the_script_for_sql_trains(installed: Environment, tmp_path: Path) -> None:
+    words = ["--output_dir", tmp_path / "output", "--max_steps", "2"]
+    finished(run(installed, EXAMPLES / "train_sql.py", *words, folder=tmp_path))
+    history = [line for line in json.loads((tmp_path / "output" / "history.json").read_text()) if "reward" in line]
+    assert all(line["rewards/sql_match/mean"] <= line["rewards/sql_execution/mean"] for line in history)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from trl import GRPOTrainer
 
 from tests.support import relative_gap, train
@@ -41,9 +40,3 @@ def test_with_equal_advantages_it_is_trls_sequence_ratio(
     )
     for one, other in zip(theirs.gradients, ours.gradients, strict=True):
         assert relative_gap(one, other) < 1e-4
-    unclipped = train(
-        tiny_model, tmp_path / "un", GRPOTrainer, importance_sampling_level="sequence", epsilon=0.9, **shared
-    )
-    gaps = [relative_gap(one, other) for one, other in zip(theirs.gradients, unclipped.gradients, strict=True)]
-    assert max(gaps) > 0.01  # the bounds did something
-    assert torch.isfinite(torch.tensor(gaps)).all()

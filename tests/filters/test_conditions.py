@@ -51,9 +51,6 @@ def test_signal() -> None:
 def test_accuracy_between() -> None:
     rollout = rollout_of([0, 0, 0, 1, 1, 1, NAN, NAN, NAN, 1], 2)
     assert by_group("accuracy_between", rollout) == ["too hard", True, "too easy", "no reward", "too easy"]
-    inclusive = {"name": "accuracy_between", "inclusive": True}
-    assert by_group(inclusive, rollout) == [True, True, True, "no reward", True]
-    assert by_group({**inclusive, "low": 0.5, "high": 0.5}, rollout)[:3] == ["too hard", True, "too easy"]
     name = rollout.reward_names[0]
     assert by_group({"name": "accuracy_between", "reward": name}, rollout)[:2] == ["too hard", True]
     with pytest.raises(PluginOutputError, match=r"'other'\. It has: "):

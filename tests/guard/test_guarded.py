@@ -168,7 +168,7 @@ def test_what_cannot_travel_is_left_out_in_workers(closed: contextlib.ExitStack,
     assert trace.lines[1][2] == "['answer', 'environments', 'log_extra', 'log_metric', 'trainer_state']"
 
 
-PARTS = [Part("a", 1.0, 2.0, [(0, 1), END]), Part("b", None), Part("c", -0.5, places=Place(turn=1, call=0))]
+PARTS = [Part("a", 1.0, 2.0, [(0, 1), END]), Part("b", None), Part("c", -0.5, places=Place(turn=1))]
 
 
 def test_parts_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
@@ -191,7 +191,7 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
     }.items():
         with pytest.raises(PluginOutputError, match=message) as info:
             reward(completions=["a", completion, "b"])
-        assert "That call had row 1 of the batch's 3." in str(info.value)
+        assert "That call had rows 1 to 1 of the batch's 3." in str(info.value)
     with pytest.raises(PluginOutputError, match=r"0 values .*1 completions"):
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 

@@ -14,7 +14,7 @@ from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_ya
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x00\x01\xff\xfe", "no text file"),
+        (b"\x00\x01\xff\xfe", "cannot be read"),
         (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
         (b"[" * 200_000, "nested too deeply"),
         (b"{a: " * 200_000, "nested too deeply"),
@@ -44,7 +44,7 @@ def test_a_hostile_or_wrong_file_is_one_sentence(tmp_path: Path, content: bytes,
 def test_json_is_held_to_the_same(tmp_path: Path, content: str) -> None:
     file = tmp_path / "ds.json"
     file.write_text(content)
-    with pytest.raises(ConfigurationError, match=r"ds\.json .*(nested|'a' twice|cannot be read)"):
+    with pytest.raises(ConfigurationError, match=r"ds\.json .*(nested|a key twice|cannot be read)"):
         read_settings(file)
 
 

@@ -178,24 +178,6 @@ def test_what_a_task_raises_is_its_answer(pool: WorkerPool) -> None:
     assert one(pool, os.getpid).value == before  # none of these costs a worker
 
 
-def test_pool_task_has_the_parents_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    def task(job: Any) -> Any:
-        import os
-        import sys
-
-        return [sys.path, os.environ.get("PYTHONPATH"), os.environ["OMP_NUM_THREADS"]]
-
-    for original in (None, "/somewhere"):
-        if original is not None:
-            monkeypatch.setenv("PYTHONPATH", original)
-        else:
-            monkeypatch.delenv("PYTHONPATH", raising=False)
-        with contextlib.closing(WorkerPool(task, workers=1)) as pool:
-            path, seen, threads = one(pool, None).value
-        assert {folder or str(Path.cwd()) for folder in sys.path} <= set(path)
-        assert (seen, threads) == (original, "1")
-
-
 def test_a_job_that_ends_its_worker_is_tried_twice(pool: WorkerPool, tmp_path: Path) -> None:
     ends: list[Callable[[], Any]] = [
         lambda: os._exit(3),

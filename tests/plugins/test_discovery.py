@@ -139,7 +139,7 @@ def test_both_readings_of_a_colon_are_explained(seen: dict[str, Any]) -> None:
         assert "Read as distribution and name:" in answer["message"]
         assert "Read as module and attribute:" in answer["message"]
     assert "Did you mean 'has_digit'?" in offered["message"]
-    assert "offers 'scale' as an advantage hook, not as a reward" in kind["message"]
+    assert "scale (advantage hook)" in kind["message"]
     assert "has no attribute 'has_digits'. Did you mean 'has_digit'?" in dotted["message"]
     assert "there is no module 'tge_good.nothing'" in missing["message"]
 

@@ -215,11 +215,11 @@ def test_a_state_survives_json(make: Any) -> None:
 
 
 def test_difficulty_pool_estimates_by_hand() -> None:
-    sampler = DifficultyPool(new_share=0.25, fails_at=-1.0, solved_at=1.0)
+    sampler = DifficultyPool(fails_at=-1.0, solved_at=1.0)
     sampler.start(plain(3))
     for mean in (0.0, 1.0, math.nan, 3.0):  # successes 0.5, 1, none, 1
         sampler.observe([outcome(1, mean)])
-    assert sampler.estimates == {1: pytest.approx(0.5 + 0.25 * 0.5 + 0.25 * (1 - 0.625))}
+    assert sampler.estimates == {1: pytest.approx((0.75 + 1) / 2)}
     # w = 0.05 + 0.95 · (1 - |p - 0.5| / 0.5)²
     assert sampler.weight(0.5) == 1.0
     assert sampler.weight(0.75) == pytest.approx(0.05 + 0.95 * 0.25)

@@ -1,15 +1,11 @@
 """`recipes/coins_grpo.py`: its environment and task, what `bench.coins` makes of them, and a short run."""
 
-import itertools
 import json
 import random
-import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
-from trl.chat_template_utils import parse_response
 
 from bench import coins as bench
 from tests.recipes.launching import RECIPES, options, trained
@@ -36,47 +32,11 @@ def test_a_game() -> None:
     assert task.of_best([game], [[4, 7, 2, 9, 1, 8, 0, 3]]) == [23 / task.value_of([4, 7, 2, 9, 1, 8, 0, 3], max)]
 
 
-def test_the_best_play_and_chance() -> None:
-    """Against all games that there are."""
-    coins = [4, 7, 2, 9, 1, 8, 0, 3]
-    totals = []
-    for sides in itertools.product(task.SIDES, repeat=task.TURNS):
-        game = task.Coins()
-        game.reset(coins)
-        for side in sides:
-            getattr(game, side)()
-        totals.append(game.taken)
-    assert task.value_of(coins, max) == max(totals)
-    assert task.value_of(coins, fmean) == pytest.approx(fmean(totals))
-
-
 def test_splits_share_no_row_in_either_direction() -> None:
     train, held = (
         {tuple(coins) for coins in task.draw_rows(split, 2000, random.Random(1))} for split in ("train", "heldout")
     )
     assert not (train | {coins[::-1] for coins in train}) & held
-
-
-def test_what_is_learned_is_what_trls_template_makes_of_it(tmp_path: Path) -> None:
-    task.make_tokenizer(task.LARGEST, task.WORDS).save_pretrained(tmp_path)
-    tokenizer = task.load_tokenizer(tmp_path)
-    prompt, said = task.game([4, 7, 2, 9, 1, 8, 0, 3], random.Random(0), greedy=True)
-    messages = list(prompt)
-    for side, answer in zip(said[:-1:2], said[1::2], strict=True):
-        call = {"type": "function", "function": {"name": side[0].split()[0], "arguments": {}}}
-        messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "side", "content": answer[0].removesuffix(" ?")},
-        ]
-    messages.append({"role": "assistant", "content": ""})
-    (ids,) = tokenizer.apply_chat_template([messages], return_dict=False)
-    (begun,) = tokenizer.apply_chat_template([prompt], return_dict=False)
-    assert ids == begun + [token for text, _ in said for token in tokenizer(text)["input_ids"]]
-    assert tokenizer.unk_token_id not in ids
-    written = tokenizer("right <eos>")["input_ids"]
-    called = parse_response(tokenizer, written, prefix=begun)["tool_calls"]
-    assert [call["function"] for call in called] == [{"name": "right", "arguments": {}}]
-    assert "tool_calls" not in parse_response(tokenizer, tokenizer("<eos>")["input_ids"], prefix=begun)
 
 
 def test_the_control_pays_each_turn_for_the_next() -> None:
@@ -121,14 +81,3 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     assert run.metrics["run"]["recipe"]["credit"] == "turns"
     assert list((tmp_path / "output" / "token_records").glob("*.parquet"))
     assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
-
-
-@pytest.mark.parametrize(("credit", "hooks"), [("turns", [{"name": "turn_rewards", "gamma": 0.5}]), ("outcome", None)])
-def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    import coins_grpo
-
-    monkeypatch.setattr(sys, "argv", ["coins_grpo.py", "--output_dir", str(tmp_path), "--credit", credit, "--use_cpu"])
-    recipe, args, _ = coins_grpo.parse()
-    assert recipe.credit == credit
-    assert args.advantage_hooks == hooks

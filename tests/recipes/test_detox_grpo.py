@@ -1,14 +1,14 @@
 """`recipes/detox_grpo.py` as a person starts it: real processes, real files, what they print and leave behind."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from detox.kl_log import KLMeter
+from detox.prompts import _chosen, _split
 
 from tests.contexts import Ranks, cut, make_rollout, padded
 from tests.recipes.launching import RECIPES, forked, options, trained
@@ -16,10 +16,6 @@ from tests.recipes.launching import RECIPES, forked, options, trained
 SCRIPT = RECIPES / "detox_grpo.py"
 DETOX = RECIPES / "embedded" / "detox"
 MODEL, CLASSIFIER = DETOX / "model", DETOX / "classifier"
-sys.path.insert(0, str(RECIPES))
-
-from detox.kl_log import KLMeter  # noqa: E402
-from detox.prompts import _chosen, _split  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -82,35 +78,6 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> No
     row = next(line for line in run.out.splitlines() if "polite" in line and "│" in line)
     assert [float(cell) for cell in row.split("│")[2:4]] == pytest.approx([before["polite"], after["polite"]], abs=6e-4)
     assert (run.output / "detox_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.nightly
-def test_kl_coefficient_falls_below_the_target(tmp_path: Path) -> None:
-    kl = hooks(coefficient=0.1, target=100.0, horizon=200)
-    command = words(*kl, max_steps=3 * STEPS, save_steps=2 * STEPS, save_total_limit=2)
-    (tmp_path / "resumed").mkdir()
-    whole = trained(SCRIPT, tmp_path, *command)
-    coefficients = check_coefficients(whole.training, 0.1, 100.0, 32, 200)
-    assert coefficients == pytest.approx([0.1 * (1 - 0.2 * 32 / 200) ** n for n in (1, 2, 3)])
-    from_first = ("--resume_from_checkpoint", str(whole.output / "checkpoint-8"))
-    run = trained(SCRIPT, tmp_path / "resumed", *command, *from_first)
-    assert run.metrics["before"] == whole.metrics["before"]
-    keys = ("reward", "kl_per_completion", "kl_coefficient", "loss")
-    assert [[line[key] for key in keys] for line in run.training] == [
-        [line[key] for key in keys] for line in whole.training
-    ]
-
-
-@pytest.mark.nightly
-def test_with_an_adapter_the_reference_is_the_model_without_it(tmp_path: Path) -> None:
-    run = trained(SCRIPT, tmp_path, *words("--use_peft", "--lora_target_modules", "all-linear"))
-    normalised, kl, meter = run.args.advantage_hooks
-    assert kl["reference"] == meter["reference"] == "reference"
-    assert normalised["std_floor"] == 0.1
-    assert run.metrics["before"]["KL to the reference (nats)"] == pytest.approx(0.0, abs=1e-4)
-    assert not (run.output / "model.safetensors").exists()
-    adapter = load_file(run.output / "adapter_model.safetensors")
-    assert any(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name)
 
 
 # --------------------------------------------------------------------------------------------------------- what fails

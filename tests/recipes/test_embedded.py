@@ -2,23 +2,18 @@
 
 import random
 import re
-import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from embedded import make_detox, make_model, other_formats, rude_text, word_problems
+from embedded.rude_text import draw_scenes, judge, write_reply
+from embedded.word_problems import make_problems
 from transformers import AutoTokenizer
 
 from tests.recipes.launching import MODEL, RECIPES
 from trl_grpo_ext import load_rewards
-
-sys.path.insert(0, str(RECIPES))
-
-from embedded import make_detox, make_model, other_formats, rude_text, word_problems
-from embedded.rude_text import draw_scenes, judge, write_reply
-from embedded.word_problems import make_problems
 
 DETOX = RECIPES / "embedded" / "detox"
 
@@ -77,15 +72,6 @@ def test_splits_are_disjoint() -> None:
     assert share == pytest.approx(word_problems.HELDOUT_SHARE, abs=0.04)
 
 
-def test_only_the_right_way_of_answering_is_right() -> None:
-    rng = random.Random(0)
-    problems = word_problems.draw_problems("train", 1500, 0)
-    for writer in other_formats.SHARES:
-        rewards = make_model.rewards([writer(problem, rng) for problem in problems], problems)
-        assert set(rewards) == {1.0 if writer is other_formats.right else 0.0}, writer.__name__
-    assert sum(other_formats.SHARES.values()) == pytest.approx(1.0)
-
-
 # ---------------------------------------------------------------------------------------------------- rude and polite
 
 
@@ -108,28 +94,10 @@ def test_judge_by_hand(reply: str, verdict: bool | None) -> None:
     assert judge(reply) is verdict
 
 
-def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
-    rng = random.Random(0)
-    for split in ("train", "heldout"):
-        for scene in rude_text.scenes(split):
-            reply, is_rude = write_reply(scene, rng)
-            assert judge(reply) is is_rude, reply
-
-
-def test_splits_share_no_prompt_at_any_size() -> None:
-    train, heldout = ({scene.prompt for scene in rude_text.scenes(split)} for split in ("train", "heldout"))
-    assert not train & heldout
-    assert len(train) + len(heldout) == 12 * 8 * 12 * 4
-    assert len(heldout) / len(train | heldout) == pytest.approx(rude_text.HELDOUT_SHARE, abs=0.02)
-    for size, seed in product((1, 100, 899), range(3)):
-        assert {scene.prompt for scene in draw_scenes("heldout", size, seed)} <= heldout
-        assert len({scene.prompt for scene in draw_scenes("train", size, seed)}) == size
-
-
 @pytest.mark.slow
 def test_the_classifier_labels_unseen_scenes_as_the_grammar_does() -> None:
     (selection,) = yaml.safe_load((DETOX / "defaults.yaml").read_text())["rewards"]
-    [classifier] = load_rewards([{**selection, "model": str(DETOX / "classifier"), "local_files_only": True}])
+    [classifier] = load_rewards([{**selection, "model": str(DETOX / "classifier")}])
     rng = random.Random(2)
     scenes = rude_text.scenes("heldout")
     written = [write_reply(scene, rng) for scene in scenes]

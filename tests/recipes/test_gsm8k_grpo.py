@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+from common.problems import whole_batches
+from common.settings import check_setup
+
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from tests.recipes.launching import MODEL, RECIPES, SMALL, Finished, forked, launched, options, trained
@@ -75,28 +77,6 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(default: Finished, tmp_p
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.nightly
-def test_recipe_with_a_chat_model(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    tokenizer.chat_template = (
-        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    shutil.copytree(MODEL, tmp_path / "chat")
-    tokenizer.save_pretrained(tmp_path / "chat")
-    words = options(model_name_or_path="{folder}/chat", rewards="tag_format", reward_weights=2.0, max_steps=1)
-    words += ["--system_prompt", "Do sums.", "--embedded", "--log_completions"]
-    run = trained(SCRIPT, tmp_path, *options(**SMALL), *words)
-    assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
-    assert run.args.reward_weights == [2.0, 0.0]
-    (line,) = run.training
-    assert line["reward"] == pytest.approx(2.0 * line["rewards/tag_format/mean"])
-    for row in run.completions():
-        system, user = row["prompt"]
-        assert system == {"role": "system", "content": "Do sums."}
-        assert (user["role"], "Question:" in user["content"]) == ("user", False)
-
-
 @pytest.mark.skipif(
     not Path(GSM8K, "train.jsonl").is_file(),
     reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
@@ -125,110 +105,50 @@ GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\
 FILES = {
     "typo.yaml": "lerning_rate: 1",
     "no_reference.jsonl": GOOD + '\n{"question": "?", "answer": "no idea"}\n',
-    "no_json.jsonl": GOOD + "question,answer\n",
-    "checkpoint-1/trainer_state.json": "{}",
 }
-NIGHTLY = pytest.mark.nightly
 FAILURES = {
     "unknown key": ("--config {folder}/typo.yaml", ("'lerning_rate'", "Did you mean 'learning_rate'")),
     "answer without reference": (
         "--dataset_path {folder}/no_reference.jsonl",
         ("no_reference.jsonl, line 3", "no number", "'no idea'", "#### 18"),
     ),
-    "not JSON": (
-        "--dataset_path {folder}/no_json.jsonl",
-        ("no_json.jsonl, line 2", "not JSON", "'question,answer'"),
-    ),
     "unknown reward": ("--rewards gsm8k_acuracy", ("'gsm8k_acuracy'", "Did you mean 'gsm8k_accuracy'")),
-    "evaluation batch not divisible": (
-        "--per_device_eval_batch_size 10",
-        ("batch of 10", "groups of 4", "per_device_eval_batch_size"),
-    ),
     "too few problems": ("--train_problems 3", ("3 training problem(s)", "takes 4", "batch_size")),
-    "LoRA of no module": ("--use_peft --lora_target_modules nope", ("nope", "not found")),
     "model neither here nor cached": (
         "--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct",
         ("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded", "--embedded"),
     ),
     "nothing to resume": ("--resume_from_checkpoint true", ("no complete checkpoint", "output'", "remove --resume")),
-    "checkpoint of the other kind": (
-        "--resume_from_checkpoint {folder}/checkpoint-1 --use_peft",
-        ("checkpoint-1'", "all weights", "remove --use_peft"),
-    ),
     "made for another engine": (
         "--engine zero3",
-        ("made for engine zero3", "the launch is one_process", "--config_file"),
+        ("made for engine zero3", "the launch is one_process"),
     ),
 }
-AT_NIGHT = ("evaluation batch not divisible", "LoRA of no module", "checkpoint of the other kind")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[NIGHTLY] * (n in AT_NIGHT)) for n in FAILURES])
+@pytest.mark.parametrize("name", FAILURES)
 def test_a_mistake_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
     words, says = FAILURES[name]
     for file, text in FILES.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     forked(SCRIPT, tmp_path, *options(**SMALL), *words.split()).assert_refused(*says)
-
-
-def test_an_adapter_is_no_model_to_start_from(tmp_path: Path) -> None:
-    # transformers would load its base model below it, all of it frozen: nothing would be trained.
-    model = AutoModelForCausalLM.from_pretrained(MODEL)
-    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path / "adapter")
-    done = forked(SCRIPT, tmp_path, *options(**SMALL), "--embedded", "--model_name_or_path", "{folder}/adapter")
-    done.assert_refused("holds an adapter, not a model", "name its base model", "--resume_from_checkpoint")
-
-
-@pytest.mark.nightly
-def test_recipe_refuses_processes_that_never_meet(tmp_path: Path) -> None:
-    shipped = (RECIPES / "accelerate" / "cpu_2_processes.yaml").read_text()
-    (tmp_path / "a.yaml").write_text(shipped.replace("use_cpu: false", "use_cpu: true"))
-    done = launched(tmp_path / "a.yaml", SCRIPT, tmp_path, *options(**SMALL, use_cpu=False))
-    assert done.status == 1
-    (said,) = [line for line in done.err.splitlines() if line.startswith("error")]
-    assert all(words in said for words in ("started 2 processes", "run alone", "--use_cpu"))
-    assert "Traceback" not in done.err[: done.err.index(said)]
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
-def test_results_without_a_first_evaluation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common.results import first_evaluation, held_out, print_table, save_curve
-
-    first = {"step": 0, "eval_runtime": 1.0, "eval_rewards/a/mean": 0.25}
-    later = [{"step": 3, "reward": 1.0, "rewards/a/mean": 0.5}, {"step": 3, "eval_runtime": 2.0}]
-    assert first_evaluation([first, *later]) == first
-    assert first_evaluation(later) == {}
-    assert held_out(first_evaluation([first, *later])) == {"a": 0.25}
-    assert held_out({**first, "eval_pass@8": 0.5, "eval_pass@4": None}) == {"a": 0.25, "pass@8": 0.5}
-    print_table({}, {"a": 0.5}, "title")
-    assert [cell.strip() for cell in capsys.readouterr().out.split("│")[1:5]] == ["a", "nan", "0.500", "+nan"]
-    for before in ({}, {"a": 0.25}):
-        assert save_curve(tmp_path, later, before, {"a": 0.5}, "a").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
-    ("device", "processes", "given", "places"),
+    ("device", "processes", "places"),
     [
-        ("cuda:0", 1, {}, {"": "cuda:0"}),
-        ("cuda:0", 1, {"device_map": "auto"}, "auto"),  # as somebody says: `EngineCheck` has its say later
-        ("cuda:0", 2, {}, None),  # TRL leaves it to the engine
-        ("cpu", 1, {}, None),
+        ("cuda:0", 1, {"": "cuda:0"}),
+        ("cuda:0", 2, None),  # TRL leaves it to the engine
+        ("cpu", 1, None),
     ],
 )
 def test_one_process_keeps_to_one_of_the_gpus_that_it_sees(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, processes: int, given: dict[str, str], places: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, processes: int, places: object
 ) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common.settings import check_setup
-
-    args = arguments(tmp_path / "out", model_init_kwargs=given, num_generations=2)
+    args = arguments(tmp_path / "out", model_init_kwargs={}, num_generations=2)
     args.__dict__["_setup_devices"] = torch.device(device)  # what `args.device` is on such a machine
     args._n_gpu = 8
     state = SimpleNamespace(num_processes=processes, distributed_type="NO")
@@ -238,30 +158,7 @@ def test_one_process_keeps_to_one_of_the_gpus_that_it_sees(
     assert args.n_gpu == (1 if (device, processes) == ("cuda:0", 1) else 8)  # above 1, TRL refuses
 
 
-@pytest.mark.parametrize(
-    ("cuda", "other", "embedded", "on_cpu"),
-    [
-        (False, False, True, True),
-        (False, True, True, True),  # chosen for lack of CUDA
-        (False, True, False, False),
-        (True, True, True, False),  # asked for
-    ],
-)
-def test_recipe_uses_the_cpu_without_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool, other: bool, embedded: bool, on_cpu: bool
-) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common.settings import machine_defaults
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: other)
-    assert machine_defaults(embedded) == ({"use_cpu": True, "bf16": False} if on_cpu else {})
-
-
-def test_evaluation_has_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common.problems import whole_batches
-
+def test_evaluation_has_whole_batches() -> None:
     rows = [{"question": str(number), "answer": "1"} for number in range(10)]
     assert whole_batches(rows, rows, train_batch=10, eval_batch=4) == rows[:8]
     assert whole_batches(rows, rows, train_batch=1, eval_batch=5) == rows

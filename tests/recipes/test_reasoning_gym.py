@@ -8,27 +8,21 @@ from typing import Any
 import pytest
 
 from tests.recipes.launching import MODEL, RECIPES, options, trained
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym
 
 pytest.importorskip("reasoning_gym", reason="the extra `reasoning_gym` is not installed")
+
+from procedural import task
+
 SCRIPT = RECIPES / "reasoning_gym_grpo.py"
 SUMS = {"name": "chain_sum", "weight": 3, "max_terms": 2, "max_digits": 1}
-
-
-@pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from procedural import task
-
-    return task
 
 
 def asked(rows: list[dict[str, Any]]) -> set[str]:
     return {row["prompt"][-1]["content"] for row in rows}
 
 
-def test_mixture_holds_problems_out(task: Any) -> None:
+def test_mixture_holds_problems_out() -> None:
     given: dict[str, Any] = {"examples": 2, "extract": "answer"}
     train, held_out = task.make_problems([SUMS, "{name: gcd, max_value: 30}"], (800, 40), 1, **given)
     assert Counter(row["task"] for row in held_out) == {"chain_sum": 30, "gcd": 10}
@@ -44,20 +38,11 @@ def test_mixture_holds_problems_out(task: Any) -> None:
     assert len(shown) <= 8
     assert "</answer>" in train[0]["prompt"][2]["content"]
     right = [f"so <answer>{row['answer']}</answer>" for row in held_out]
-    columns = {name: [row[name] for row in held_out] for name in ("task", "seed", "index", "config")}
+    columns = {name: [row[name] for row in held_out] for name in ("task", "entry", "config")}
     assert ReasoningGym(extract="answer")(right, **columns) == [1.0] * 40
     solved = task.Solved("gcd", "answer")([*right[:-1], "<answer>no</answer>"], **columns)
     expected = [1.0 if name == "gcd" else None for name in columns["task"]]
     assert solved == [*expected[:-1], 0.0 if expected[-1] else None]
-
-
-def test_what_cannot_be_a_mixture_is_refused(task: Any) -> None:
-    for tasks, sizes in (([], (8, 8)), ([{**SUMS, "weight": 0}], (8, 8)), (["gcd"], (8, 0))):
-        with pytest.raises(task.RecipeError, match="one task"):
-            task.make_problems(tasks, sizes, 0, examples=0, extract="whole")
-    assert not task.make_problems([{"name": "gcd", "max_value": 2}], (8, 100), 0, examples=0, extract="whole")[0]
-    with pytest.raises(ConfigurationError, match="'no_such_task'"):
-        task.make_problems(["no_such_task"], (8, 8), 0, examples=0, extract="whole")
 
 
 WORDS = options(max_steps=1, per_device_train_batch_size=8, num_generations=4, per_device_eval_batch_size=4)
@@ -71,10 +56,3 @@ def test_a_short_run_measures_each_task(tmp_path: Path) -> None:
     for which in ("before", "after"):
         assert {"reasoning_gym", "solved_chain_sum", "solved_gcd"} <= metrics[which].keys()
     assert metrics["run"]["recipe"]["tasks"] == [json.dumps(SUMS), "gcd"]
-
-
-@pytest.mark.real
-@pytest.mark.nightly
-def test_one_step_of_the_real_model_on_the_default_tasks(smollm2: str, tmp_path: Path) -> None:
-    metrics = trained(SCRIPT, tmp_path, *WORDS, "--model_name_or_path", smollm2).metrics
-    assert sum(name.startswith("solved_") for name in metrics["after"]) == 2

@@ -1,6 +1,5 @@
 """What the lecture's choices make of a real training: the gradient of every objective, with every variant."""
 
-import itertools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sorting.choices import choose_objective, choose_plugins
+from sorting.task import prompts, save_untrained_model
 from transformers import TrainerCallback
 
-from tests.recipes.launching import RECIPES
 from tests.support import arguments, relative_gap
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.types import HookDeclaration, Rollout
@@ -84,27 +84,15 @@ def by_hand(variant: str, rewards: list[float]) -> list[float]:
     return advantages
 
 
-@pytest.fixture(autouse=True)
-def _recipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-
-
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(RECIPES))
-        from sorting.task import save_untrained_model
-
-        folder = tmp_path_factory.mktemp("untrained")
-        save_untrained_model(folder, largest=9, seed=3, hidden_size=32, num_hidden_layers=1)
+    folder = tmp_path_factory.mktemp("untrained")
+    save_untrained_model(folder, largest=9, seed=3, hidden_size=32, num_hidden_layers=1)
     return folder
 
 
 def trained(untrained: Path, folder: Path, objective: str, variant: str, reward: str = "sort_inclusion") -> Watch:
     """Three optimizer steps on one rollout, with large steps."""
-    from sorting.choices import choose_objective, choose_plugins
-    from sorting.task import prompts
-
     args = arguments(
         folder,
         per_device_train_batch_size=32,
@@ -162,8 +150,6 @@ def test_choices_give_the_objectives_gradient(untrained: Path, tmp_path: Path, o
 @settings(max_examples=30)
 @given(numbers=st.integers(2, 6), largest=st.integers(3, 40), seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
 def test_held_out_answers_are_not_trained_on(numbers: int, largest: int, seeds: tuple[int, int]) -> None:
-    from sorting.task import prompts
-
     train = prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0])
     held_out = prompts("held out", 200, numbers=numbers, largest=largest, seed=seeds[1])
     assert not {tuple(sorted(row["numbers"])) for row in train} & {tuple(sorted(row["numbers"])) for row in held_out}
@@ -174,13 +160,3 @@ def test_held_out_answers_are_not_trained_on(numbers: int, largest: int, seeds: 
             assert len(row["numbers"]) == numbers
             assert 0 <= min(row["numbers"]) <= max(row["numbers"]) <= largest
     assert prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0]) == train
-
-
-def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
-    from common.errors import RecipeError
-
-    from sorting.task import prompts, split_of
-
-    assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
-    with pytest.raises(RecipeError, match="--numbers"):
-        prompts("held out", 5, numbers=3, largest=1, seed=0)

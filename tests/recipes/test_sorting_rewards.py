@@ -1,19 +1,15 @@
 """`sort_distance` and `sort_inclusion` by points counted by hand, against the lecture's code, and on hostile texts."""
 
 import itertools
-import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sorting.rewards import sort_distance, sort_inclusion
 
-from tests.recipes.launching import RECIPES
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.types import Parts
-
-sys.path.insert(0, str(RECIPES))
-from sorting.rewards import sort_distance, sort_inclusion
 
 BOTH = pytest.mark.parametrize("reward", [sort_distance, sort_inclusion], ids=lambda reward: reward.__name__)
 

@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from common import supervised
+
 import pytest
+import tools_grpo
+from calculator import task
 
 from tests.recipes.launching import RECIPES, options, trained
 from trl_grpo_ext.records.manifest import FILE
@@ -13,15 +17,7 @@ from trl_grpo_ext.records.manifest import FILE
 SCRIPT = RECIPES / "tools_grpo.py"
 
 
-@pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from calculator import task
-
-    return task
-
-
-def test_the_calculator(task: Any) -> None:
+def test_the_calculator() -> None:
     sums = {"3*4+5": 17, "5-3*4": -7, "2*3*4": 24, "10-3-4": 3, "7+8": 15}
     assert {text: task.calc(text) for text in sums} == sums
     for text in ("3*", "3", "", "3/4", "2**9", "9" * 7 + "+1", "1+" * 9 + "1", "3 + 4", "__import__('os')"):
@@ -29,7 +25,7 @@ def test_the_calculator(task: Any) -> None:
             task.calc(text)
 
 
-def test_problems_are_right_and_the_held_out_ones_are_others(task: Any) -> None:
+def test_problems_are_right_and_the_held_out_ones_are_others() -> None:
     train, held_out = (task.draw_problems(split, 400, 0) for split in ("train", "heldout"))
     assert train == task.draw_problems("train", 400, 0)
     assert not {problem.question for problem in train} & {problem.question for problem in held_out}
@@ -40,9 +36,7 @@ def test_problems_are_right_and_the_held_out_ones_are_others(task: Any) -> None:
         assert problem.row()["answer"] == f"#### {problem.answer}"
 
 
-def test_what_is_written_is_what_trls_template_makes_of_it(task: Any) -> None:
-    from common import supervised
-
+def test_what_is_written_is_what_trls_template_makes_of_it() -> None:
     tokenizer = task.load_tokenizer(task.EMBEDDED)
     problem = task.draw_problem("train", random.Random(0))
     messages = list(problem.row()["prompt"])
@@ -74,21 +68,8 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
 
 
-@pytest.mark.nightly
-def test_calls_and_answers_get_better_in_a_part_of_the_steps(tmp_path: Path) -> None:
-    metrics = trained(SCRIPT, tmp_path, *options(max_steps=15, eval_problems=128, token_records=0)).metrics
-    before, after = metrics["before"], metrics["after"]
-    assert before["gsm8k_accuracy"] < 0.3
-    assert after["gsm8k_accuracy"] > before["gsm8k_accuracy"] + 0.3
-    assert after["calls per completion"] > before["calls per completion"] + 0.7
-    assert after["share of failed calls"] < before["share of failed calls"]
-
-
 @pytest.mark.parametrize(("credit", "hooks"), [("turns", ["turn_rewards"]), ("outcome", None)])
 def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    import tools_grpo
-
     monkeypatch.setattr(sys, "argv", ["tools_grpo.py", "--output_dir", str(tmp_path), "--credit", credit, "--use_cpu"])
     recipe, args, _ = tools_grpo.parse()
     assert recipe.credit == credit

@@ -3,20 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from common.trainer import RecipeTrainer
+
 import pytest
 from datasets import Dataset
 
-from tests.recipes.launching import RECIPES
 from tests.support import arguments
 
 
 @pytest.mark.parametrize("temperature", [1e-4, None])
-def test_evaluation_temperature(
-    temperature: float | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common.trainer import RecipeTrainer
-
+def test_evaluation_temperature(temperature: float | None, tiny_model: Path, tmp_path: Path) -> None:
     seen: list[list[int]] = []
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:

@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import length_reward, train
-from trl_grpo_ext.records.findings import (
-    Curve,
-    Finding,
-    PartFacts,
-    RunFacts,
-    findings,
-    findings_of,
-    part_facts,
-)
-from trl_grpo_ext.records.token_records import COLUMNS
-from trl_grpo_ext.records.token_records import write_records as write_token_records
+from trl_grpo_ext.records.findings import Curve, Finding, RunFacts, findings, findings_of
 
 STEPS = 40
 History = list[dict[str, Any]]
@@ -90,16 +80,7 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
         "reward_fell",
         (20, 28),
     ),
-    "all are right": (
-        history(
-            frac_reward_zero_std=after(20, 0.5, 1.0),
-            rewards__exact__mean=after(20, 0.5, 1.0),
-            rewards__exact__std=after(20, 0.5, 0.0),
-        ),
-        "all_right",
-        (21, 28),
-    ),
-    "all are wrong": (history(frac_reward_zero_std=0.95, outcomes__exact__right=0.02), "all_wrong", (1, 1)),
+    "no group has signal": (history(frac_reward_zero_std=after(20, 0.5, 1.0)), "no_signal", (21, 28)),
     "lengths run to the limit": (history(completions__clipped_ratio=lambda n: min(n / 30, 1.0)), "truncated", (14, 24)),
     "the limit is too short": (history(completions__clipped_ratio=0.9, reward=0.1), "truncated", (1, 1)),
     "the entropy is gone": (history(entropy=after(6, 1.5, 0.01), reward=0.3), "entropy_gone", (7, 15)),
@@ -137,10 +118,7 @@ QUIET: dict[str, History] = {
     "a trained reward that gives way to another": history(reward=lambda n: n / 40, rewards__form__mean=lambda n: -n),
     "pass at a large k falls": history(**{"eval_pass@1": lambda n: n / 80, "eval_pass@16": lambda n: 1 - n / 80}),
     "entropy gone where the reward has risen": history(entropy=lambda n: 1.5 if n < 5 else 0.01),
-    "many cut off, and learning": history(completions__clipped_ratio=0.9),
-    "a state that lasts five steps": history(frac_reward_zero_std=lambda n: 1.0 if n > 35 else 0.5),
     "a reward that is None for some by design": history(rewards__form__none=0.5),
-    "a constant metric of weight 0": history(rewards__watched__std=0.0),
     "values that are no numbers": history(entropy=math.nan, frac_reward_zero_std=math.inf),
     "a run of seven steps": history(steps=7, frac_reward_zero_std=1.0, reward=0.0),
     "nothing at all": [],
@@ -154,8 +132,7 @@ def test_what_is_no_fault_is_not_told(case: str) -> None:
 
 def test_a_shaper_is_no_reward_that_is_silent() -> None:
     entries = history(rewards__overlong__mean=0.0, rewards__overlong__std=0.0)
-    assert names(entries, shapers={"overlong"}) == []
-    assert names(entries) == ["constant_reward"]
+    assert (names(entries, shapers={"overlong"}), names(entries)) == ([], ["constant_reward"])
 
 
 def test_a_curve_by_hand() -> None:
@@ -175,61 +152,6 @@ def test_a_curve_by_hand() -> None:
 def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> None:
     forth, back = (Curve.of(dict(enumerate(each))) for each in (values, values[::-1]))
     assert forth.change() == pytest.approx(-back.change())
-
-
-def test_parts_that_are_never_right_or_always_or_nowhere() -> None:
-    parts: dict[str, Any] = {
-        "parts/r/wrong/mean": 0.0,
-        "parts/r/wrong/present": 1.0,
-        "parts/r/right/mean": 1.0,
-        "parts/r/gone/mean": 0.0,
-        "parts/r/gone/present": 0.0,
-        "parts/r/healthy/mean": after(5, 0.0, 0.4),
-    }
-    found = [one for one in findings(RunFacts(history(**parts), {"watched"})) if one.name.startswith("part")]
-    assert [(one.name, one.sentence) for one in found] == [
-        ("part_missing", "no completion has r/gone"),
-        ("part_never_right", "no completion scores in r/wrong"),
-        ("part_always_right", "every completion scores 1 in r/right"),
-    ]
-
-
-def write_parts(file: Path, groups: Sequence[Sequence[Mapping[str, float | None]]], present: bool = True) -> Path:
-    """Token records with the parts of each completion of each group."""
-    rows = [
-        {
-            **dict.fromkeys(COLUMNS),
-            "group": group,
-            "member": member,
-            "rewards": [],
-            "outcomes": [],
-            "parts": list(parts),
-            "part_scores": list(parts.values()),
-            "part_present": [present] * len(parts),
-        }
-        for group, members in enumerate(groups)
-        for member, parts in enumerate(members)
-    ]
-    found = write_token_records(rows, str(file), 1)
-    assert found is not None
-    return found
-
-
-def test_what_part_credit_could_be_worth_by_hand(tmp_path: Path) -> None:
-    # a: 1, 1, 0, 0 and b: 1, 0, 1, 0 have the variance 1 each and their sum 2, so they are independent.
-    scores = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]
-    independent = write_parts(tmp_path / "a", [[{"r/a": a, "r/b": b, "r/c": 3.0} for a, b in scores]])
-    assert part_facts([independent]) == PartFacts(2.0, 1.0, 0.0)
-    together = write_parts(tmp_path / "b", [[{"r/a": a, "r/b": a} for a, _ in scores]], present=False)
-    assert part_facts([together]) == PartFacts(2.0, 2.0, 1.0)
-    assert part_facts([write_parts(tmp_path / "c", [[{}, {}]])]) is None
-    assert part_facts([]) is None
-    facts = PartFacts(8.2, 1.04, 0.1)
-    (found,) = (one for one in findings(RunFacts(history(), {"watched"}, parts=facts)))
-    assert found.name == "parts_unused"
-    assert "about 8 parts that vary" in found.sentence
-    assert names(history(), parts=facts, hooks={"part_credit"}) == []
-    assert names(history(), parts=PartFacts(8.2, 2.1, 0.1)) == names(history(), parts=PartFacts(2.0, 1.0, 0.0)) == []
 
 
 def test_a_training_ends_with_its_findings_on_stderr(
@@ -257,3 +179,20 @@ def test_a_part_of_the_measurement(tmp_path: Path, capsys: pytest.CaptureFixture
     healthy, planted = ["plain_1", "leave_one_out"], ["gamed", "hot", "server", "runaway"]
     measured.main(["--output", str(tmp_path), "--only", *healthy, *planted])
     assert "2 of 2 healthy trainings are quiet, 4 of 4 planted faults are found" in capsys.readouterr().out
+
+
+def test_idle_parts() -> None:
+    parts: dict[str, Any] = {
+        "parts/r/wrong/mean": 0.0,
+        "parts/r/wrong/present": 1.0,
+        "parts/r/right/mean": 1.0,
+        "parts/r/gone/mean": 0.0,
+        "parts/r/gone/present": 0.0,
+        "parts/r/healthy/mean": after(5, 0.0, 0.4),
+    }
+    found = [one for one in findings(RunFacts(history(**parts), {"watched"})) if one.name.startswith("part")]
+    assert [(one.name, one.sentence) for one in found] == [
+        ("part_missing", "no completion has r/gone"),
+        ("part_never_right", "no completion scores in r/wrong"),
+        ("part_always_right", "every completion scores 1 in r/right"),
+    ]

@@ -24,7 +24,6 @@ from trl_grpo_ext.records.manifest import (
     PluginRecord,
     differences,
     hash_of_module,
-    hash_of_text,
     version_notes,
 )
 
@@ -59,7 +58,7 @@ def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
     if old is None or new is None:
         return False
     hashes = (old.source_hash, new.source_hash)
-    first, second = (asdict(replace(r, source="", source_hash=None, selected=True)) for r in (old, new))
+    first, second = (asdict(replace(r, source_hash=None, selected=True)) for r in (old, new))
     return (None in hashes or hashes[0] == hashes[1]) and json.dumps(first) == json.dumps(second)
 
 
@@ -122,13 +121,13 @@ def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
     old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
     assert differences(old, new) == []
     assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
-    assert version_notes(old, replace(old, contract_version=3)) == ["plugin contract 1 in the checkpoint, 3 here"]
 
 
 def test_the_line_names_a_plugin_as_often_as_it_acts() -> None:
     hook = PluginRecord("advantage_hook", "h", "d", "1")
-    line = "advantage hooks h (d 1), h_2 (d 1); loss aggregation focal (grpo-focal 0.1.0)"
-    assert Manifest((hook, hook, FOCAL)).line() == line
+    assert Manifest((hook, hook, FOCAL)).line() == (
+        "advantage hooks h (d 1), h_2 (d 1); loss aggregation focal (grpo-focal 0.1.0)"
+    )
 
 
 def test_what_a_file_says_does_not_reach_the_terminal() -> None:
@@ -166,12 +165,12 @@ def with_record(**values: Any) -> dict[str, Any]:
         ("", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
         ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
-        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is 'x'"),
-        ({**GOOD, "contract_version": True}, "contract_version is True"),
+        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is no mapping of kind, .*: 'x'"),
+        ({**GOOD, "format": True}, "format is True"),
         (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
         (with_record(weight=True), r"plugins\[0\].weight is True"),
-        (with_record(more=1), r"plugins\[0\] lacks, or should not have, 'more'"),
-        ({**GOOD, "plugins": [{"kind": "reward"}]}, "lacks, or should not have"),
+        (with_record(more=1), r"plugins\[0\] is no mapping"),
+        ({**GOOD, "plugins": [{"kind": "reward"}]}, r"plugins\[0\] is no mapping"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
@@ -181,13 +180,6 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any, rea
         Manifest.read(file)
     assert str(file) in str(refused.value)
     assert len(str(refused.value)) < 700
-
-
-def test_a_folder_is_refused_and_nothing_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="cannot be read"):
-        Manifest.read(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        Manifest.read(tmp_path / "none")
 
 
 # ---------------------------------------------------------------------------------------------- sources
@@ -202,32 +194,8 @@ def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         plugin.write_bytes(content)
         found.append(hash_of_module("mine.plugin"))
     assert found[0] == found[1] != found[2]
-    assert found[0][1] == "the module mine.plugin"
     assert "mine" not in sys.modules
-
-
-def test_no_source_has_a_reason() -> None:
-    for module in ("itertools", "no_such_module", "mine.no", "sys"):
-        assert hash_of_module(module) == (None, f"not hashed: {module} has no source file")
-    typed: dict[str, Any] = {}
-    exec("def reward(**columns): return []", typed)  # as at a prompt
-    found, reason = hash_of_text(typed["reward"])
-    assert found is None
-    assert reason.startswith("not hashed: reward was typed in")
-
-
-def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    hashes = []
-    for steps, body in ((1, "return [1.0]"), (2, "return [1.0]"), (2, "return [2.0]")):
-        script.write_text(f"MAX_STEPS = {steps}\ndef mine(**columns):\n    {body}\n")
-        space: dict[str, Any] = {"__name__": "__main__"}
-        exec(compile(script.read_text(), script, "exec"), space)
-        (record,) = Manifest.of(bare([space["mine"]])).plugins
-        assert (record.target, record.distribution) == ("__main__:mine", None)
-        hashes.append(record.source_hash)
-    assert hashes[0] == hashes[1] != hashes[2]
-    assert None not in hashes
+    assert [hash_of_module(name) for name in ("itertools", "no_such_module", "mine.no", "__main__")] == [None] * 4
 
 
 # ---------------------------------------------------------------------------------------------- given in Python
@@ -283,6 +251,8 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     assert records[4].target.endswith("transforms:SignScaling")
     assert records[4].distribution == "trl-grpo-ext"
     assert all(record.source_hash for record in records)
+    changing = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})[0]
+    assert Manifest.of(bare([], [changing])).plugins[0].parameters is None
 
 
 def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:
@@ -293,15 +263,6 @@ def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:
     assert '"outcomes": {"error": 0.0}' in sentence
     later = Manifest.of(bare([guarded(Judge(), timeout=4, outcomes={"timeout": None, "error": 0.0})]))
     assert len(differences(other, later)) == 1
-
-
-def test_what_changes_while_it_trains_is_no_parameter() -> None:
-    judge = Judge()
-    before = Manifest.of(bare([judge]))
-    judge.calls += 7
-    assert differences(before, Manifest.of(bare([judge]))) == []
-    hook = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})[0]
-    assert Manifest.of(bare([judge], [hook])).plugins[1].parameters is None
 
 
 def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:

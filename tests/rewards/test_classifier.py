@@ -124,9 +124,9 @@ def test_classifier_loads_once_and_pickles_without(bert: Path) -> None:
     scored(first, ["a"])
     scored(second, ["a"])
     assert classifier._load.cache_info().misses == 1
-    loaded = classifier._load(*first._source)
-    assert not loaded.model.training
-    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    model, _ = classifier._load(*first._source)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     pickled = pickle.dumps(first)
     assert len(pickled) < 1000
     assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)

@@ -133,7 +133,7 @@ def test_values_are_compared_as_text(key: Any, value: Any) -> None:
 def test_values_without_a_reward_are_counted_and_warned_of() -> None:
     metrics = []
     columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
-    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'; .*\['a'\]"):
+    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'.*\['a'\]"):
         scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
     assert scores == [None, 1.0, None, None]
     with warnings.catch_warnings():

@@ -3,9 +3,6 @@
 import asyncio
 import inspect
 import math
-import re
-from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,30 +155,3 @@ def test_a_trajectory_rubric_of_openenv() -> None:
     assert score is not None
     assert float(score) == 1.0
     assert {part.places[0].turn: part.score for part in score.parts} == {0: 0.75, 2: 1.0}
-
-
-def test_functions_of_a_rubric_of_verifiers() -> None:
-    """The line of docs/rewards.md gives what the rubric gives."""
-    verifiers = pytest.importorskip("verifiers", reason="needs verifiers 0.1.9")
-    if not hasattr(verifiers, "Rubric"):
-        pytest.skip("this verifiers has no rubrics; 0.1.9 has")
-    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-    [line] = re.findall(r"`(\[f\(completion=.*?\])`", page)
-
-    def exact(completion: Any, answer: str) -> float:
-        return float(completion[-1]["content"] == answer)
-
-    def short(completion: Any, **columns: Any) -> float:
-        return 1.0 / len(completion[-1]["content"])
-
-    rubric = verifiers.Rubric(funcs=[exact, short], weights=[1.0, 0.5])
-    columns: dict[str, Any] = {
-        "completions": [[{"role": "assistant", "content": text}] for text in ("7", "12", "seven")],
-        "answer": ["7", "13", "seven"],
-    }
-    ours = {f.__name__: eval(line, {**columns, "f": f}) for f in rubric.funcs}
-    assert ours == {"exact": [1.0, 0.0, 1.0], "short": [1.0, 0.5, 0.2]}
-    for row, (completion, answer) in enumerate(zip(columns["completions"], columns["answer"], strict=True)):
-        state = {"prompt": "?", "completion": completion, "answer": answer, "task": "", "timing": defaultdict(float)}
-        asyncio.run(rubric.score_rollout(state, asyncio.Semaphore(1)))
-        assert state["metrics"] == {name: scores[row] for name, scores in ours.items()}

@@ -57,7 +57,6 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
 MESSAGES = [
     ("18", "18"),
     ([{"role": "assistant", "content": "18"}], "18"),
-    ([{"content": "18"}], "18"),
     ({"role": "assistant", "content": "18"}, "18"),
     ([{"role": "assistant", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
     ([{"role": "assistant", "content": [{"type": "image", "url": "5"}, {"type": "text", "text": "18"}, "."]}], "18."),
@@ -67,11 +66,8 @@ MESSAGES = [
     ([{"role": "assistant", "content": "18"}, {"role": "assistant", "content": " \n"}], "18"),
     ([CALL], ""),
     ([{"role": "tool", "content": "18"}], ""),
-    ([{"role": "user", "content": "18"}], ""),
-    ([{"role": "assistant"}], ""),
     ([], ""),
     (None, ""),
-    (18, ""),
     ([18, "18"], ""),
 ]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.plugins.loading import load_rewards
-from trl_grpo_ext.rewards._math import verifier_pool
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")
@@ -100,13 +99,6 @@ def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pyte
         boxed = [f"\\boxed{{{text}}}" for text in completions]
         assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
         assert asked == [1] * times
-
-
-def test_a_cache_holds_as_many_as_it_may() -> None:
-    cache: dict[int, int] = {}
-    for number in range(6):
-        verifier_pool._keep(cache, number, number, 4)
-        assert [*cache] == [*range(number + 1)][-4:]
 
 
 @pytest.mark.slow

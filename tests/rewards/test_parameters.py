@@ -15,7 +15,7 @@ SAME: dict[Any, str] = {1: "think_format", "1": "think_format"}
 # The reward, parameters that it needs, and for each parameter values that it refuses.
 REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("classifier", {"model": "some/model"}, {"model": ["", 5], "label": [True], "sign": [INF], "batch_size": [0]}),
-    ("classifier", {"model": "some/model"}, {"device": [0], "text": ["prompt"], "trust_remote_code": [1]}),
+    ("classifier", {"model": "some/model"}, {"device": [0], "text": ["prompt"]}),
     ("json_schema", {"schema": {}}, {"extract": ["first"], "partial": [True], "timeout": [-1]}),
     ("length_target", {"target": 5}, {"target": [-1, 5.0], "mode": ["min"], "alpha": [0], "delta": [1.5]}),
     ("length_target", {"target": 5}, {"column": [""]}),

@@ -65,7 +65,8 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
     ("def add(a, b): return print(sys.exit())", ADD, Outcome.WRONG),
     (RIGHT, ["assert 1 + 1 == 2"], Outcome.UNPARSEABLE),
-    ("def add(a, b): return None", ["r = add(1, 2)\nif r is not None: assert r == 3"], Outcome.WRONG),
+    (RIGHT, "def helper(x):\n    assert x == 1\ndef test_f():\n    return add(1, 2)", Outcome.UNPARSEABLE),
+    (RIGHT, ["r = add(1, 2)\nif r is not None: assert r == 3"], Outcome.UNPARSEABLE),
     (RIGHT, ["import no_such_module\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, ["while True: pass\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, [], Outcome.UNPARSEABLE),
@@ -206,7 +207,7 @@ def test_the_task_of_the_forgeries_can_be_solved(shape: str) -> None:
     assert one.outcome is (Outcome.UNPARSEABLE if shape == "definitions" else Outcome.RIGHT), one
 
 
-SLOW_SHAPES = ("literals", "isclose", "methods", "unittest", "pytest", "fixture", "numpy of an argument", "programs")
+SLOW_SHAPES = ("literals", "isclose", "methods", "unittest", "pytest", "numpy of an argument", "programs")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_no_forgery_is_worth_anything(shape: str) -> None:
     pairs = [SHAPES[shape]] * len(codes)
     found = dict(zip(codes, judged([*codes.values()], pairs, PythonTests(timeout=2.0)), strict=True))
     assert len(found) >= 100
-    allowed = {*WORTH_NOTHING, *([Outcome.UNPARSEABLE] if shape in ("definitions", "condition") else [])}
+    allowed = {*WORTH_NOTHING, *([Outcome.UNPARSEABLE] if shape == "definitions" else [])}
     assert {name: one for name, one in found.items() if one.outcome not in allowed} == {}
 
 

@@ -30,9 +30,12 @@ def rows_of(tasks: list[str], size: int) -> list[dict[str, Any]]:
     return [row for task in tasks for row in reasoning_gym_rows(task, 7, size)]
 
 
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in ("task", "entry", "config", "answer")}
+
+
 def judged(rows: list[dict[str, Any]], answers: list[str]) -> list[tuple[str, float | None]]:
-    columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
-    return [(judgement.outcome.value, judgement.score) for judgement in WHOLE.judge(answers, **columns)]
+    return [(judgement.outcome.value, judgement.score) for judgement in WHOLE.judge(answers, **columns_of(rows))]
 
 
 def attacks(file: Path) -> list[str]:
@@ -71,25 +74,14 @@ def test_reasoning_gym_never_runs_an_answer(tasks: list[str], tmp_path: Path) ->
     ],
 )
 def test_the_package_s_own_answers_score_one(tasks: list[str]) -> None:
-    rows = [row for row in rows_of(tasks, 2) if row["task"] != "polynomial_multiplication"]  # see below
+    rows = [row for row in rows_of(tasks, 2) if row["task"] not in ("arc_agi", "rearc")]  # see below
     wrong = [row for row, (_, score) in zip(rows, judged(rows, [r["answer"] for r in rows]), strict=True) if score != 1]
     assert not wrong
 
 
-def test_reasoning_gym_problem_made_differently() -> None:
-    rows = reasoning_gym_rows("basic_arithmetic", 7, 2)
-    reward = made()
-    columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
-    answers = [f"<answer>{row['answer']}</answer>" for row in rows]
-    outcomes = reward.judge(answers, **columns, answer=[rows[0]["answer"], "another"])
-    assert [judgement.outcome.value for judgement in outcomes] == ["scored", "unparseable_reference"]
-    assert reward(answers, **columns, answer=[rows[0]["answer"], "another"]) == [1.0, None]
-
-
 def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
-    [row] = reasoning_gym_rows("prime_factorization", 7, 1)
-    columns = {name: [row[name]] * 4 for name in ("task", "seed", "index", "config")}
-    right = f"<answer>x</answer> <answer>{row['answer']}</answer>"
+    columns = columns_of(reasoning_gym_rows("prime_factorization", 7, 1) * 4)
+    right = f"<answer>x</answer> <answer>{columns['answer'][0]}</answer>"
     completions = ["no tag", "<answer>I do not know</answer>", right, ""]
     reward = made(max_characters=1000)
     outcomes = [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
@@ -99,16 +91,16 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
     assert reward(["<answer>" + "9" * 1001 + "</answer>"] * 4, **columns) == [0.0] * 4
 
 
-def test_rows_that_name_no_problem_are_refused() -> None:
+def test_problems_that_cannot_be_read() -> None:
     reward = made()
     with pytest.raises(RewardError, match="'task'"):
         reward(["<answer>1</answer>"])
-    fields: list[dict[str, list[Any]]] = [{"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}]
-    fields += [{"task": ["no_such_task"]}, {"config": ['{"no_such": 1}']}, {"config": [{"min_terms": -1}]}]
-    fields += [{"index": [500]}, {"index": [5], "config": ['{"size": 5}']}]
-    for wrong in fields:
-        columns = {"task": ["basic_arithmetic"], "seed": [1], "index": [0], **wrong}
-        with pytest.raises(RewardError, match="row 0"):
-            reward(["<answer>1</answer>"], **columns)
+    [right] = reasoning_gym_rows("basic_arithmetic", 1, 1)
+    [arc] = reasoning_gym_rows("rearc", 1, 1)  # its verifier compares tuples, which JSON does not have
+    changed: list[dict[str, Any]] = [{"config": '{"no_such": 1}'}, {"config": '{"min_terms": -1}'}, {"config": "{"}]
+    changed += [{"task": "no_such_task"}, {"entry": "{"}, {"entry": "[]"}, {"entry": 5}, arc]
+    rows = [{**right, **one} for one in changed]
+    with pytest.warns(UserWarning, match="cannot read the problem"):
+        assert reward([f"<answer>{row['answer']}</answer>" for row in rows], **columns_of(rows)) == [None] * len(rows)
     with pytest.raises(ConfigurationError, match="'no_such_task'"):
         reasoning_gym_rows("no_such_task", 1, 1)

@@ -24,42 +24,7 @@ def correctness(prompts, completions, answer, **kwargs):
     return [2.0 if answer_in(text) == a else 0.0 for text, a in zip(contents(completions), answer)]
 
 
-def int_reward(completions, **kwargs):
-    return [0.5 if answer_in(text).isdigit() else 0.0 for text in contents(completions)]
-
-
-def strict_format(completions, **kwargs):
-    pattern = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
-    return [0.5 if re.match(pattern, text) else 0.0 for text in contents(completions)]
-
-
-def count_xml(text: str) -> float:
-    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
-    if text.count("\n<answer>\n") == 1:
-        count += 0.125 - len(text.split("\n</answer>\n")[-1]) * 0.001
-    return count
-
-
-def xml_count(completions, **kwargs):
-    return [count_xml(text) for text in contents(completions)]
-
-
 # huggingface/open-r1, src/open_r1/rewards.py
-def format_reward(completions, **kwargs):
-    pattern = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
-    return [1.0 if re.match(pattern, text, re.DOTALL) else 0.0 for text in contents(completions)]
-
-
-def tag_count(completions, **kwargs):
-    tags = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
-    return [sum(0.25 for tag in tags if text.count(tag) == 1) for text in contents(completions)]
-
-
-def reasoning_steps(completions, **kwargs):
-    pattern = r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)"
-    return [min(1.0, len(re.findall(pattern, text)) / 3) for text in contents(completions)]
-
-
 def make_cosine(min_value=-1.0, max_value=1.0, max_len=1000):
     def cosine_scaled_reward(completions, solution, **kwargs):
         rewards = []
@@ -75,21 +40,6 @@ def make_cosine(min_value=-1.0, max_value=1.0, max_len=1000):
 cosine = make_cosine()
 
 
-def make_repetition_penalty(size=3, max_penalty=-1.0):
-    def repetition_penalty_reward(completions, **kwargs):
-        rewards = []
-        for text in contents(completions):
-            words = text.lower().split()
-            grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
-            rewards.append((1 - len(set(grams)) / len(grams)) * max_penalty if grams else 0.0)
-        return rewards
-
-    return repetition_penalty_reward
-
-
-repetition = make_repetition_penalty()
-
-
 def len_reward(completions, solution, **kwargs):
     """Compares the completions of a batch with each other, as Kimi 1.5 does."""
     lengths = [len(text) for text in contents(completions)]
@@ -102,10 +52,6 @@ def len_reward(completions, solution, **kwargs):
 # TRL's documentation (docs/source/grpo_trainer.md, rloo_trainer.md) and its notebooks
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
-
-
-def unique_letters(completions, **kwargs):
-    return [float(len(set(completion))) for completion in completions]
 
 
 def token_length(completion_ids, **kwargs):
@@ -141,18 +87,6 @@ def equation(completions, target, nums, **kwargs):
     return rewards
 
 
-# unslothai/notebooks, the GRPO notebooks: numbers compared
-def check_numbers(prompts, completions, answer, **kwargs):
-    rewards = []
-    for text, truth in zip(contents(completions), answer):
-        match = re.search(r"<SOLUTION>.*?([\d\.]{1,20})", text)
-        try:
-            rewards.append(1.5 if match and float(match.group(1)) == float(truth.strip()) else -0.5)
-        except ValueError:
-            rewards.append(0.0 if truth else 0.0 * float(truth))
-    return rewards
-
-
 # open-r1's code_reward: the reference in kwargs alone
 def from_kwargs(completions, **kwargs):
     return [1.0 if truth in text else 0.0 for text, truth in zip(contents(completions), kwargs["verification_info"])]
@@ -160,23 +94,14 @@ def from_kwargs(completions, **kwargs):
 
 REWARDS: dict[str, dict[str, Any]] = {
     "correctness": {"answer": ["18", "3"]},
-    "int_reward": {},
-    "strict_format": {},
-    "xml_count": {},
-    "format_reward": {},
-    "tag_count": {},
-    "reasoning_steps": {},
     "cosine": {"solution": ["18", "3"]},
-    "repetition": {},
     "len_reward": {"solution": ["18", "3"]},
     "reward_len": {},
-    "unique_letters": {},
     "token_length": {},
     "not_empty": {},
     "boxed": {"ground_truth": ["18", "3"]},
     "by_task": {"task": ["code", "math"]},
     "equation": {"target": [18, 3], "nums": [[1, 3, 18], [3]]},
-    "check_numbers": {"answer": ["18", "3"]},
     "from_kwargs": {"verification_info": ["18", "3"]},
 }
-"""Name: the columns of its data. The twentieth is TRL's own `think_format_reward`."""
+"""Name: the columns of its data. One more is TRL's own `think_format_reward`."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from docs.site.rule_tables import with_rules
-from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
+from tests.testing import wrong_aggregations, wrong_rewards
+from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginTypeError, TRLGRPOExtError
 from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check, make_rollout
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
 from trl_grpo_ext.types import HookDeclaration, RewardDeclaration
@@ -60,15 +60,15 @@ def test_the_site_lists_every_rule_with_its_reason() -> None:
     assert all(f"| `{rule.name}` | {rule.summary} | {rule.why} |" in text for rule in RULES)
 
 
-def test_a_report_is_json_and_text() -> None:
-    report = check("reward", wrong_rewards.in_words, rules=["reward.run", "reward.types", "reward.pickle"])
+def test_report_is_json_and_text() -> None:
+    report = check("reward", wrong_rewards.in_words, rules=["reward.run", "reward.threads"])
     plain = json.loads(json.dumps(report.plain()))
     assert plain["ok"] is False
-    assert plain["passed"] == ["reward.run"]
-    assert [broken["rule"] for broken in plain["violations"]] == ["reward.types"]
-    assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
+    assert plain["passed"] == []
+    assert [broken["rule"] for broken in plain["violations"]] == ["reward.run"]
+    assert plain["skipped"] == [{"rule": "reward.threads", "reason": "reward.run is broken"}]
     text = str(report)
-    for part in ("reward By", "1 rule kept, 1 broken, 1 not checked", "'1.0'", "example: completions=[", "why: TRL"):
+    for part in ("reward By", "0 rules kept, 1 broken, 1 not checked", "'1.0'", "example: completions=[", "why: TRL"):
         assert part in text
 
 
@@ -80,7 +80,7 @@ def test_assert_conforms_raises_with_the_report() -> None:
     assert isinstance(failed.value, TRLGRPOExtError)
 
 
-def test_a_selection_gets_the_parameters_and_columns_that_its_plugin_declares() -> None:
+def test_check_builds_a_selection_with_what_its_plugin_declares() -> None:
     assert check("reward", WANTS).ok
     given = check("reward", WANTS, columns={"polite": [1]}, parameters={"word": "x"})
     assert given.ok, str(given)
@@ -88,7 +88,7 @@ def test_a_selection_gets_the_parameters_and_columns_that_its_plugin_declares() 
         check("reward", {"name": WANTS, "colour": 1})
 
 
-def test_what_the_caller_gives_wins_over_the_declaration() -> None:
+def test_options_of_the_caller_win_over_the_declaration() -> None:
     def fails_on_false(completions: list[Any], polite: list[Any], **columns: Any) -> list[float]:
         return [1.0 / p for p in polite]
 
@@ -101,24 +101,9 @@ def test_what_the_caller_gives_wins_over_the_declaration() -> None:
 def test_declared_exemptions_skip_their_rules() -> None:
     skipped = {rule.name for rule, _ in check("reward", wrong_rewards.Declared()).skipped}
     assert {"reward.determinism", "reward.neighbours"} <= skipped
-    assert not check("reward", wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
-
-    rules = ["reward.neighbours"]
-    assert check("reward", wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
-    assert check("reward", wrong_rewards.LowersReferences(), required=["answer"]).ok
-    assert check("reward", wrong_rewards.reads_the_brackets, formats=["text"]).ok
 
 
-def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
-    report = check("loss_aggregation", wrong_aggregations.detaches)
-    reasons = {rule.name: reason for rule, reason in report.skipped}
-    for rule in ("mask", "finite", "padding", "order", "determinism"):
-        assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
-    report = check("loss_aggregation", wrong_aggregations.advantage)
-    assert "aggregation.finite" in {rule.name for rule in report.passed}  # the flow looks at signs later
-
-
-def test_references_that_are_declared_unreadable_are_tried() -> None:
+def test_unreadable_references_are_tried() -> None:
     assert check("reward", AnyReference()).ok
     report = check("reward", AnyReference(), unreadable=["see the appendix"])
     assert [broken.rule.name for broken in report.violations] == ["reward.outcomes"]
@@ -137,10 +122,9 @@ compares.declares = RewardDeclaration(reference_column="answer")  # type: ignore
     [
         ("reward.formats", {"completions": [[{"role": "assistant", "content": "18"}]]}, "that were given are messages"),
         ("reward.outcomes", {}, "none of the completions scores better than the others"),
-        ("reward.none", {"required": ["answer", "solution", "numbers", "tests", "task"]}, "no column may be None"),
     ],
 )
-def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:
+def test_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:
     report = check("reward", compares, rules=[rule], **options)
     assert report.ok
     assert not report.passed
@@ -149,21 +133,20 @@ def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("returned", "rule", "message"),
+    ("returned", "message"),
     [
-        (lambda count: (0.5 for _ in range(count)), None, ""),
-        (lambda count: [float("nan")] * count, "reward.types", "is NaN; return None"),
-        (lambda count: [1e39] * count, "reward.types", "finite also in float32"),
-        (lambda count: None, "reward.length", "NoneType, None"),
-        (lambda count: torch.zeros(count, 2), "reward.length", "one number or None for each"),
+        (lambda count: (0.5 for _ in range(count)), ""),
+        (lambda count: [float("nan")] * count, "is NaN; return None"),
+        (lambda count: [1e39] * count, "finite also in float32"),
+        (lambda count: torch.zeros(count, 2), "one number or None for each"),
     ],
 )
-def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str) -> None:
+def test_what_a_reward_may_return(returned: Any, message: str) -> None:
     def reward(completions: list[Any], **columns: Any) -> Any:
         return returned(len(completions))
 
-    report = check("reward", reward, rules=["reward.call", "reward.length", "reward.types"])
-    assert [broken.rule.name for broken in report.violations] == ([] if rule is None else [rule])
+    report = check("reward", reward, rules=["reward.run"])
+    assert report.ok == (message == "")
     assert message in "".join(broken.message for broken in report.violations)
 
 
@@ -171,15 +154,24 @@ def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str)
     ("options", "message"),
     [
         ({"colums": {}}, "no option 'colums'; there are parameters, columns"),
-        ({"rules": ["reward.speed"]}, r"no rule 'reward\.speed'.*reward\.length"),
+        ({"rules": ["reward.speed"]}, r"no rule 'reward\.speed'.*reward\.neighbours"),
         ({"columns": [1]}, "columns must map names to values"),
-        ({"columns": {"a": []}}, "column 'a' has no values"),
-        ({"formats": ["html"]}, "formats must be some of text, messages"),
+        ({"columns": {"a": []}}, "columns must map names to values"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check("reward", wrong_rewards.Simple(), **options)
+
+
+def test_check_refuses_what_loading_refuses() -> None:
+    class Misspelt(Looks):
+        declares = {"role": "transform"}  # type: ignore[assignment]  # noqa: RUF012
+
+    with pytest.raises(PluginTypeError):
+        check("advantage_hook", object())
+    with pytest.raises(PluginContractError):
+        check("advantage_hook", Misspelt())
 
 
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
@@ -205,50 +197,24 @@ class Uncopyable:
         return advantages_B_T * self.calls
 
 
-def test_what_cannot_be_copied_is_not_compared_with_what_its_own_trials_made_of_it() -> None:
+def test_uncopyable_plugins_are_not_compared() -> None:
     report = check("advantage_hook", Uncopyable())
-    assert [broken.rule.short for broken in report.violations] == ["pickle"], str(report)
-    reasons = {rule.short: reason for rule, reason in report.skipped}
-    assert reasons["determinism"].startswith("hook.pickle is broken")
-    assert {"padding", "split", "evaluation"} <= reasons.keys()
+    assert report.ok, str(report)
+    skipped = {rule.short for rule, reason in report.skipped if "cannot be copied" in reason}
+    assert {"determinism", "padding", "order", "evaluation"} <= skipped
 
 
-class RefusesItsResult(wrong_hooks.Transform):
-    """Finds out by itself that its result is not finite."""
-
-    def factor(self, rollout: Any) -> Any:
-        raise PluginOutputError("the advantages are not finite", "finite")
-
-
-def test_an_error_that_names_a_part_of_the_contract_breaks_that_rule_in_whatever_words() -> None:
-    report = check("advantage_hook", RefusesItsResult(), rules=["hook.shape", "hook.finite", "hook.long"])
-    assert [broken.rule.name for broken in report.violations] == ["hook.finite"], str(report)
-
-
-def test_a_reward_that_takes_messages_alone_is_tried_with_messages_and_the_report_says_so() -> None:
+def test_rewards_for_messages_alone_are_tried_with_messages() -> None:
     def last(completions: list[Any], **columns: Any) -> list[float]:
         return [float("18" in (completion[-1]["content"] or "" if completion else "")) for completion in completions]
 
-    report = check(
-        "reward",
-        last,
-        rules=["reward.call", "reward.run", "reward.formats", "reward.hostile_text", "reward.neighbours"],
-    )
+    report = check("reward", last)
     assert report.ok, str(report)
     assert "it takes messages alone: with strings it raised TypeError" in str(report)
-    assert check("reward", "trl.rewards:accuracy_reward", rules=["reward.run", "reward.length", "reward.types"]).ok
+    assert check("reward", "trl.rewards:accuracy_reward", rules=["reward.run"]).ok
 
 
-def test_what_makes_a_reward_is_not_told_to_take_columns() -> None:
-    def make(target: int, scale: float = 1.0) -> Any:
-        return wrong_rewards.Simple()
-
-    (broken,) = check("reward", make, rules=["reward.call"]).violations
-    assert "if it makes a reward, call it" in broken.message
-    assert "**columns" not in broken.message
-
-
-def test_ranks_gather_in_their_order_and_one_that_gathers_too_seldom_is_not_waited_for() -> None:
+def test_ranks_gather_in_order_and_are_not_waited_for_in_vain() -> None:
     two = Ranks(cut(make_rollout([1, 2, 3, 4]), [2, 2]))
     sums = two.run(lambda rollout: [float(rollout.gather(rollout.lengths_B * step)[-1]) for step in range(50)])
     assert sums == [[4.0 * step for step in range(50)]] * 2
@@ -262,7 +228,7 @@ def test_ranks_gather_in_their_order_and_one_that_gathers_too_seldom_is_not_wait
 
 def test_importing_the_kit_imports_no_torch() -> None:
     code = (
-        "import sys, trl_grpo_ext.testing, trl_grpo_ext.testing.kit, trl_grpo_ext.testing.rules\n"
+        "import sys, trl_grpo_ext.testing\n"
         "print([name for name in ('torch', 'transformers', 'trl', 'numpy', 'hypothesis') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

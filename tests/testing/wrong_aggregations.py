@@ -73,27 +73,11 @@ class ReducesInPlace:
 SOUND = [Right(), Reduces(token_mean, "step_totals"), LocalReduce()]
 
 
-class Both(Right, LocalReduce):
-    """Which of the two is meant?"""
-
-
 class ReducesEverything:
     """What stands off the mask is trained on, but for what is plainly no loss."""
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
         return torch.where(loss_B_T.abs() < 100, loss_B_T, 0.0).sum()
-
-
-class SignOfEverything:
-    """What stands in the padding decides."""
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return (loss_B_T * loss_B_T.detach().sum().sign() * mask_B_T).sum()
-
-
-class Lambda(Right):
-    def __init__(self) -> None:
-        self.key = lambda value: value
 
 
 def mean_of_each_row(rollout: Any) -> Any:
@@ -139,32 +123,30 @@ advantage = Counts(lambda rollout: rollout.mask_B_T * rollout.advantages_B_T)
 detaches = Reduces(lambda total, totals: total.detach())
 
 BREAKS: list[tuple[str, Any]] = [
-    ("aggregation.form", Both),
     ("aggregation.run", Counts(lambda rollout: rollout.columns["difficulty"])),
-    ("aggregation.shape", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
-    ("aggregation.shape", Reduces(lambda total, totals: float(total))),
-    ("aggregation.non_negative", advantage),
+    ("aggregation.run", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
+    ("aggregation.run", Reduces(lambda total, totals: float(total))),
+    ("aggregation.run", advantage),
     # huggingface/trl#6369, the other way round: what is masked is counted
-    ("aggregation.mask", Counts(lambda rollout: rollout.completion_mask_B_T)),
-    ("aggregation.mask", ReducesEverything),
+    ("aggregation.run", Counts(lambda rollout: rollout.completion_mask_B_T)),
+    ("aggregation.run", ReducesEverything),
     ("aggregation.live", Counts(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
-    ("aggregation.finite", Weighs(mean_of_each_row)),
-    ("aggregation.finite", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
+    ("aggregation.odd_batches", Weighs(mean_of_each_row)),
+    ("aggregation.odd_batches", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
     ("aggregation.micro_batches", Counts(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
     ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, "step_totals")),
     ("aggregation.ranks", tokens_of_this_rank),
     ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, "step_totals")),
-    ("aggregation.gathers", Counts(gather_sometimes)),
+    ("aggregation.ranks", Counts(gather_sometimes)),
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
     ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
     ("aggregation.order", counts_places),
-    *(("aggregation.padding", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
-    ("aggregation.gradient", detaches),
-    ("aggregation.step_totals", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
-    ("aggregation.inputs", ReducesInPlace),
-    ("aggregation.inputs", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),
+    ("aggregation.padding", Counts(padding_too)),
+    ("aggregation.run", detaches),
+    ("aggregation.run", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
+    ("aggregation.run", ReducesInPlace),
+    ("aggregation.run", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),
     ("aggregation.determinism", Counts(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
-    ("aggregation.pickle", Lambda),
     ("aggregation.dtype", Counts(through_numpy)),
     ("aggregation.long", Counts(lambda rollout: rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1))),
 ]

@@ -37,11 +37,6 @@ class Keeps:
         return self.function(rollout)
 
 
-class Lambda(Right):
-    def __init__(self) -> None:
-        self.key = lambda value: value
-
-
 def solved(rollout: Any) -> torch.Tensor:
     means_N = group_mean(rollout.gather(rollout.rewards_B).nan_to_num(), gather_groups(rollout))
     return (means_N > 0)[rollout.local_rows]
@@ -94,20 +89,18 @@ def another_at_each_call(rollout: Any) -> torch.Tensor:
 SOUND = [Right(), ReadsAdvantages()]
 
 BREAKS: list[tuple[str, Any]] = [
-    ("filter.form", object),
     ("filter.run", Keeps(lambda rollout: rollout.advantages_B_T.abs().sum(dim=1) > 0)),  # which it does not declare
-    ("filter.shape", Keeps(lambda rollout: torch.ones(rollout.totals.prompts, dtype=torch.bool))),
+    ("filter.run", Keeps(lambda rollout: torch.ones(rollout.totals.prompts, dtype=torch.bool))),
     (
-        "filter.shape",
+        "filter.run",
         Keeps(lambda rollout: [f"a reward of {r} is not what this filter keeps" for r in rollout.rewards_B]),
     ),
     ("filter.determinism", Keeps(another_at_each_call)),
     ("filter.odd_batches", Keeps(no_reward)),
-    ("filter.groups", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
+    ("filter.run", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
     ("filter.padding", Keeps(unpadded)),
     ("filter.padding", Keeps(sum_the_padding)),
     ("filter.ranks", Keeps(own_rows)),
-    ("filter.gathers", Keeps(gather_sometimes)),
-    ("filter.inputs", Keeps(write)),
-    ("filter.pickle", Lambda),
+    ("filter.ranks", Keeps(gather_sometimes)),
+    ("filter.run", Keeps(write)),
 ]

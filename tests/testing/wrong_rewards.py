@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 from trl_grpo_ext import completion_text
@@ -78,12 +77,6 @@ async def right_async(completions: list[Any], **columns: Any) -> list[float]:
     return found([text_of(c) for c in completions])
 
 
-def in_an_array(completions: list[Any], **columns: Any) -> Any:
-    import numpy
-
-    return numpy.array(["18" in text_of(c) for c in completions], dtype=numpy.float64)
-
-
 def only_keywords(**everything: Any) -> list[float]:
     return found([text_of(c) for c in everything["completions"]])
 
@@ -96,24 +89,6 @@ def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, 
         log_metric("seen", float(len(completions)))
         log_extra("seen", [True] * len(completions))
     return found([text_of(c) for c in completions])
-
-
-@functools.cache
-def _length(text: str) -> int:
-    return len(text)
-
-
-def memoised(completions: list[Any], **columns: Any) -> list[float]:
-    """It remembers, and it makes no difference."""
-    return [-1e30 * _length(text_of(c)) for c in completions]
-
-
-def compares_on_purpose(completions: list[Any], **columns: Any) -> list[float]:
-    lengths = [len(text_of(c)) for c in completions]
-    return [length - sum(lengths) / len(lengths) for length in lengths]
-
-
-compares_on_purpose.declares = RewardDeclaration(per_completion=False)  # type: ignore[attr-defined]
 
 
 class Slotted:
@@ -136,7 +111,7 @@ def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
 
 SOUND: list[Any] = [
     in_parts,
-    *(Right(), Simple(), right_async, Declared(), in_an_array, only_keywords, logs, memoised, compares_on_purpose),
+    *(Right(), Simple(), right_async, Declared(), only_keywords, logs),
     *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]
 
@@ -163,13 +138,6 @@ class FirstRowOnly(Right):
         return [self.score(text, columns["answer"][0]) for text in texts]
 
 
-class LowersReferences(Right):
-    """Reads None as a text."""
-
-    def score(self, text: str, answer: Any) -> float | None:
-        return float(answer.lower() in text)
-
-
 class OneNoneSpoilsAll(Right):
     """Where one row has no answer, no row gets a score."""
 
@@ -188,9 +156,6 @@ def last_number(texts: list[str], columns: Any) -> list[float]:
     return [float(bool(some) and int(some[-1]) == 18) for some in numbers]
 
 
-SEEN: set[str] = set()
-
-
 class RemembersOnItself(Simple):
     """Novelty, each object for itself."""
 
@@ -203,33 +168,11 @@ class RemembersOnItself(Simple):
         return [score + 0.1 * new for score, new in zip(found(texts), fresh, strict=True)]
 
 
-class RemembersForAll(RemembersOnItself):
-    """Novelty, for all that this module makes."""
-
-    def __init__(self) -> None:
-        self.seen = SEEN
-
-
-class WarmsUp(Simple):
-    """Another reward after some calls."""
-
-    calls = 0
-
-    def scores(self, texts: list[str], columns: Any) -> Any:
-        self.calls += 1
-        return [score * (1.0 if self.calls < 8 else 2.0) for score in found(texts)]
-
-
 class KeepsItsTexts(Simple):
     def scores(self, texts: list[str], columns: Any) -> Any:
         self.texts = texts
         time.sleep(0.001)
         return found(self.texts)
-
-
-class Lambda(Simple):
-    def __init__(self) -> None:
-        self.key = lambda text: text
 
 
 def after(do: Callable[[list[str], Any], Any]) -> By:
@@ -262,30 +205,24 @@ in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
 less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
-    ("reward.call", names_its_columns),
+    ("reward.run", names_its_columns),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
-    ("reward.run", By(lambda texts, columns: [1 / len(re.findall(r"\d", text)) for text in texts])),
-    ("reward.length", only_the_first),
-    ("reward.length", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
-    ("reward.length", By(lambda texts, columns: None)),
-    ("reward.types", in_words),
-    ("reward.types", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
-    ("reward.types", By(lambda texts, columns: [Fraction(1, 3) for _ in texts])),
+    ("reward.run", only_the_first),
+    ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
+    ("reward.run", in_words),
+    ("reward.run", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
-    *(("reward.determinism", reward) for reward in (RemembersForAll, RemembersOnItself, WarmsUp)),
+    ("reward.determinism", RemembersOnItself),
     *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
     ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
-    *(("reward.none", reward) for reward in (LowersReferences, OneNoneSpoilsAll)),
     ("reward.hostile_text", after(lambda texts, columns: all(texts) or exit_with("no text"))),
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
-    ("reward.outcomes", NoReferenceIsWrong),
-    ("reward.parts", By(lambda texts, columns: [Parts({"a": (1.0, (0, len(text) + 1))}) for text in texts])),
+    *(("reward.outcomes", reward) for reward in (NoReferenceIsWrong, OneNoneSpoilsAll)),
     ("reward.parts", By(lambda texts, columns: [Parts({text or "a": float("18" in text)}) for text in texts])),
-    ("reward.pickle", Lambda),
     ("reward.threads", KeepsItsTexts),
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),

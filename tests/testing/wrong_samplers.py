@@ -30,9 +30,6 @@ class Right:
             if outcome.means["right"] == 1.0:
                 self.solved.add(outcome.row)
 
-    def metrics(self) -> Mapping[str, float]:
-        return {"solved": len(self.solved) / self.size}
-
     def state_dict(self) -> Any:
         return {"times": {str(row): times for row, times in self.times.items()}, "solved": sorted(self.solved)}
 
@@ -80,11 +77,6 @@ class GoesOn(Right):
             self.started = True
 
 
-class Lambda(Right):
-    def __init__(self) -> None:
-        self.key = lambda row: row
-
-
 def draw_of_twice_as_many(self: Right, count: int, round_number: int) -> Any:
     return random.Random(round_number).sample(range(self.size), 2 * count)[:count]
 
@@ -92,13 +84,11 @@ def draw_of_twice_as_many(self: Right, count: int, round_number: int) -> Any:
 SOUND = [Right(), ByTheRound()]
 
 BREAKS: list[tuple[str, Any]] = [
-    ("sampler.form", object),
-    ("sampler.form", changed(observe=None)),
     ("sampler.run", changed(draw=lambda self, count, number: {}["level"])),
-    ("sampler.shape", changed(draw=lambda self, count, number: Right.draw(self, count + 1, number))),
-    ("sampler.shape", changed(draw=lambda self, count, number: [str(row) for row in range(count)])),
-    ("sampler.shape", changed(draw=lambda self, count, number: [0] * count)),
-    ("sampler.shape", changed(draw=lambda self, count, number: range(self.size - count + 1, self.size + 1))),
+    ("sampler.run", changed(draw=lambda self, count, number: Right.draw(self, count + 1, number))),
+    ("sampler.run", changed(draw=lambda self, count, number: [str(row) for row in range(count)])),
+    ("sampler.run", changed(draw=lambda self, count, number: [0] * count)),
+    ("sampler.run", changed(draw=lambda self, count, number: range(self.size - count + 1, self.size + 1))),
     ("sampler.determinism", changed(draw=lambda self, count, number: random.sample(range(self.size), count))),
     ("sampler.exhausted", changed(draw=lambda self, count, n: Right.draw(self, count, n) if n else None)),
     ("sampler.exhausted", changed(draw=lambda self, count, number: range(count) if number % 4 != 3 else None)),
@@ -108,7 +98,4 @@ BREAKS: list[tuple[str, Any]] = [
     ("sampler.state", changed(load_state_dict=lambda self, state: None)),
     ("sampler.state", changed(state_dict=lambda self: {**Right.state_dict(self), "solved": self.solved})),
     ("sampler.start", GoesOn),
-    ("sampler.metrics", changed(metrics=lambda self: {"solved": len(self.solved) / len(self.times)})),
-    ("sampler.metrics", changed(metrics=lambda self: {"solved": float("nan")})),
-    ("sampler.pickle", Lambda),
 ]

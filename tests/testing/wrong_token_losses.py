@@ -52,11 +52,6 @@ class Measures(Right):
         return self.measured
 
 
-class Lambda(Right):
-    def __init__(self) -> None:
-        self.key = lambda value: value
-
-
 def surprise(rollout: Rollout) -> torch.Tensor:
     """How improbable a token was, against the mean over all ranks."""
     assert rollout.old_logps_B_T is not None
@@ -84,10 +79,6 @@ def through_numpy(terms: LossTerms) -> torch.Tensor:
     return torch.from_numpy(numpy.exp(-terms.old_logps_B_T.numpy())) * terms.logps_B_T
 
 
-def against_neighbours(terms: LossTerms) -> torch.Tensor:
-    return -terms.advantages_B_T * (terms.logps_B_T - terms.logps_B_T.mean())
-
-
 SOUND = [
     Right(),
     Pays(to_reference, needs=("ref_logps",)),
@@ -95,17 +86,16 @@ SOUND = [
 ]
 
 BREAKS: list[tuple[str, Any]] = [
-    ("token-loss.form", object),
     ("token-loss.run", Pays(lambda terms: terms.columns["difficulty"])),
-    ("token-loss.needs", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),
-    ("token-loss.shape", Pays(lambda terms: terms.logps_B_T.sum(dim=1))),
-    ("token-loss.shape", Measures([1.0])),
-    ("token-loss.shape", Measures({"moved": 1.0})),
+    ("token-loss.run", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),
+    ("token-loss.run", Pays(lambda terms: terms.logps_B_T.sum(dim=1))),
+    ("token-loss.run", Measures([1.0])),
+    ("token-loss.run", Measures({"moved": 1.0})),
     ("token-loss.determinism", Pays(lambda terms: terms.logps_B_T * (1.0 + noise()))),
-    ("token-loss.gradient", Pays(lambda terms: terms.logps_B_T.detach())),
+    ("token-loss.run", Pays(lambda terms: terms.logps_B_T.detach())),
     # Its slope is infinite where nothing has moved: in the first step on every generation batch.
-    ("token-loss.finite", Pays(lambda terms: (terms.logps_B_T - terms.old_logps_B_T).abs().sqrt())),
-    ("token-loss.finite", Pays(lambda terms: terms.logps_B_T / terms.advantages_B_T.abs().sum())),
+    ("token-loss.odd_batches", Pays(lambda terms: (terms.logps_B_T - terms.old_logps_B_T).abs().sqrt())),
+    ("token-loss.odd_batches", Pays(lambda terms: terms.logps_B_T / terms.advantages_B_T.abs().sum())),
     ("token-loss.padding", Pays(lambda terms: terms.logps_B_T / terms.mask_B_T.size(1))),
     ("token-loss.padding", Pays(lambda terms: terms.logps_B_T * terms.completion_ids_B_T.sum(dim=1, keepdim=True))),
     (
@@ -114,11 +104,8 @@ BREAKS: list[tuple[str, Any]] = [
     ),
     ("token-loss.long", Pays(lambda terms: terms.logps_B_T / terms.old_logps_B_T.sum(dim=1, keepdim=True).exp())),
     ("token-loss.dtype", Pays(through_numpy)),
-    ("token-loss.independent", Pays(against_neighbours, independent=True)),
-    ("token-loss.needs_advantage", Pays(lambda terms: terms.logps_B_T.square(), needs_advantage=True)),
-    ("token-loss.split", Carries(of_own_rows)),
-    ("token-loss.gathers", Carries(gather_sometimes)),
-    ("token-loss.inputs", Pays(lambda terms: terms.logps_B_T * terms.mask_B_T.mul_(1.0))),
-    ("token-loss.inputs", Carries(lambda rollout: rollout.mask_B_T.mul_(1.0))),
-    ("token-loss.pickle", Lambda),
+    ("token-loss.ranks", Carries(of_own_rows)),
+    ("token-loss.ranks", Carries(gather_sometimes)),
+    ("token-loss.run", Pays(lambda terms: terms.logps_B_T * terms.mask_B_T.mul_(1.0))),
+    ("token-loss.run", Carries(lambda rollout: rollout.mask_B_T.mul_(1.0))),
 ]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.support import SIZES
-from tests.trainer.pipelines.tool_model import save_tool_model
+from tests.trainer.support import save_tool_model
 
 
 @pytest.fixture(scope="session")

@@ -29,23 +29,11 @@ class Ranks:
     def __init__(self, processes: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ranks"))
         self.calls = 0
-        common = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-        }
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
-        self.processes = [
-            forking.start(
-                "tests.trainer.process_worker",
-                [],
-                cwd=ROOT,
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                piped=True,
-            )
-            for rank in range(processes)
-        ]
+        world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+        common = {**os.environ, **world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
+        ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        worker = "tests.trainer.process_worker"
+        self.processes = [forking.start(worker, [], cwd=ROOT, env=env, piped=True) for env in ranks]
 
     @property
     def alive(self) -> bool:

@@ -139,11 +139,7 @@ def all_cells() -> list[Cell]:
 
 def interactions(cell: Cell, strength: int) -> Iterator[tuple[tuple[str, object], ...]]:
     """Every combination of `strength` of the cell's loss type and settings; a mode of the correction counts as two."""
-    levels = [
-        ("loss type", cell.loss_type),
-        ("ours", cell.ours),
-        *((name, name in cell.on) for name in FACTORS),
-    ]
+    levels = [("loss type", cell.loss_type), ("ours", cell.ours), *((name, name in cell.on) for name in FACTORS)]
     yield from combinations(levels, strength)
     if CORRECTION in cell.on:
         mode = ("mode", cell.correction_mode)

@@ -29,12 +29,7 @@ Job = dict[str, Any]
 - `stock: true`: TRL's own trainer runs them,
 - `evaluate: N`: it also evaluates on so many other prompts,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
-- `part_rewards: true`: two rewards that return parts stand beside the one that all trainings have,
-- `uneven_parts: true`: one reward returns spans for one prompt alone,
-- `turns: true`: what an environment wrote stands in the completions, and one reward has a value for each turn,
-- `flat_groups: true`: every other prompt's completions all get the same reward,
-- `uneven: true`: prompts of unlike length,
-- `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
+- the keys of `FLAGS`, each true,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
 - `judge: URL`: a judge at this address, behind a reward that waits until the judge was asked,
@@ -245,7 +240,7 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if hostile == "loss":
         trainer_class, job["loss_aggregation"] = DoubledExtTrainer, "prompt_mean"
     elif hostile is not None:
-        job |= hostile_settings(hostile, model)
+        job |= hostile_settings(hostile)
     try:
         run = train(model, folder, trainer_class, **job)
     except (TRLGRPOExtError, KeyboardInterrupt) as error:

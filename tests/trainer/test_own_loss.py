@@ -9,7 +9,23 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from tests.support import relative_gap, train
-from tests.trainer.pipelines import page
+from tests.trainer.support import (
+    EXACT,
+    Doubled,
+    DoubledForward,
+    Falling,
+    FallingForward,
+    assert_gradient,
+    constant,
+    expected_gradient,
+    falling,
+    group_advantages,
+    mixed,
+    on_top,
+    rows_of,
+    sequence_means,
+    theirs,
+)
 from trl_grpo_ext.errors import SelfCheckError
 
 
@@ -29,36 +45,34 @@ class DecayedInside(GRPOTrainer):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "base"),
-    [(page.mixed, "compute_loss"), (page.on_top, "compute_loss"), (page.on_top, "_compute_loss")],
+    [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")],
     ids=["mixed, compute_loss", "on top, compute_loss", "on top, _compute_loss"],
 )
-@pytest.mark.parametrize("hook", [page.Falling, page.FallingForward])
+@pytest.mark.parametrize("hook", [Falling, FallingForward])
 def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
-    trainer_class = make(page.theirs("Decayed") if base == "compute_loss" else DecayedInside)
+    trainer_class = make(theirs("Decayed") if base == "compute_loss" else DecayedInside)
     settings: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1, "loss_type": "grpo"}
     run = train(tiny_model, tmp_path, trainer_class, hooks=[hook()], **settings)
-    rows = page.rows_of(tiny_model)
+    rows = rows_of(tiny_model)
     tokens = sum(len(ids) for _, ids in rows)
-    advantages = page.falling(page.group_advantages(rows).tolist(), rows)
-    ours = page.expected_gradient(tiny_model, rows, advantages, page.constant([1.0 / tokens] * 8, rows))
+    advantages = falling(group_advantages(rows).tolist(), rows)
+    ours = expected_gradient(tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
     expected = decayed(ours, tiny_model)
-    assert relative_gap(run.gradients[0], expected) < page.EXACT
+    assert relative_gap(run.gradients[0], expected) < EXACT
     assert relative_gap(ours, expected) > 0.01
 
 
 @pytest.mark.slow
 def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
-    hooks = [page.Falling(), page.FallingForward()]
-    run = train(tiny_model, tmp_path / "hooks", page.mixed(DecayedInside), hooks=hooks, **settings)
-    rows = page.rows_of(tiny_model)
-    twice = [
-        [a / (1 + t) for t, a in enumerate(row)] for row in page.falling(page.group_advantages(rows).tolist(), rows)
-    ]
-    ours = page.expected_gradient(tiny_model, rows, twice, page.sequence_means(rows))
-    assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < page.EXACT
+    hooks = [Falling(), FallingForward()]
+    run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), hooks=hooks, **settings)
+    rows = rows_of(tiny_model)
+    twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
+    ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
+    assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < EXACT
     with pytest.raises(SelfCheckError, match=r"MineDecayedInside .*pieces"):
-        train(tiny_model, tmp_path / "both", page.mixed(DecayedInside), loss_aggregation="token_mean", **settings)
+        train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
 
 
 @pytest.mark.slow
@@ -74,8 +88,8 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
             return super().compute_loss(*arguments, **keywords)
 
     settings: dict[str, Any] = {"max_steps": 2, "compact_updates": "exact", "loss_aggregation": "token_mean"}
-    settings["hooks"] = [page.Falling(), page.FallingForward()]
-    ours = train(tiny_model, tmp_path / "counts", page.mixed(Counts), **settings)
+    settings["hooks"] = [Falling(), FallingForward()]
+    ours = train(tiny_model, tmp_path / "counts", mixed(Counts), **settings)
     plain = train(tiny_model, tmp_path / "plain", **settings)
     assert ours.trainer.seen >= 2
     assert all(torch.equal(ours.weights[name], plain.weights[name]) for name in plain.weights)
@@ -89,32 +103,37 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
 @pytest.mark.parametrize("batch", [8, 4])
 def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": batch}
-    hooks = [page.Doubled(), page.DoubledForward()]
-    run = train(tiny_model, tmp_path, page.mixed(page.theirs("PerCompletion")), hooks=hooks, **settings)
-    rows = page.rows_of(tiny_model, batch // 4)
-    advantages = page.constant((4.0 * page.group_advantages(rows)).tolist(), rows)
-    page.assert_gradient(run, tiny_model, rows, advantages, page.sequence_means(rows))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hooks", [[page.Falling()], [page.FallingForward()], [page.Doubled(), page.Falling()]])
-def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
-    run = train(tiny_model, tmp_path, page.mixed(page.theirs("PerToken")), hooks=hooks, max_steps=1)
-    rows = page.rows_of(tiny_model)
-    advantages = page.falling((len(hooks) * page.group_advantages(rows)).tolist(), rows)
-    page.assert_gradient(run, tiny_model, rows, advantages, page.sequence_means(rows))
+    hooks = [Doubled(), DoubledForward()]
+    run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=hooks, **settings)
+    rows = rows_of(tiny_model, batch // 4)
+    advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
+    assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
 @pytest.mark.slow
 def test_own_loss_by_tokens_takes_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "token_mean"}
-    run = train(tiny_model, tmp_path / "grpo", page.mixed(page.theirs("PerToken")), loss_type="grpo", **settings)
-    rows = page.rows_of(tiny_model)
+    run = train(tiny_model, tmp_path / "grpo", mixed(theirs("PerToken")), loss_type="grpo", **settings)
+    rows = rows_of(tiny_model)
     tokens = sum(len(ids) for _, ids in rows)
-    advantages = page.constant(page.group_advantages(rows).tolist(), rows)
-    page.assert_gradient(run, tiny_model, rows, advantages, page.constant([1.0 / tokens] * 8, rows))
+    advantages = constant(group_advantages(rows).tolist(), rows)
+    assert_gradient(run, tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
     with pytest.raises(SelfCheckError, match="weight of a token"):
-        train(tiny_model, tmp_path / "dapo", page.mixed(page.theirs("PerToken")), loss_type="dapo", **settings)
+        train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
+
+
+@pytest.mark.slow
+def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None:
+    class Early(theirs("PerCompletion")):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
+
+    def plugins(hook: Any) -> dict[str, Any]:
+        return {"hooks": [hook], "max_steps": 1}
+
+    assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
+    with pytest.raises(SelfCheckError, match="forward pass"):
+        train(tiny_model, tmp_path / "forward", mixed(Early), **plugins(DoubledForward()))
 
 
 def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Path) -> None:
@@ -123,18 +142,4 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
             return model(input_ids=inputs["completion_ids"]).logits.float().logsumexp(-1).mean()
 
     with pytest.raises(SelfCheckError, match="WithoutAdvantages"):
-        train(tiny_model, tmp_path, page.mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
-
-
-@pytest.mark.slow
-def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None:
-    class Early(page.theirs("PerCompletion")):  # type: ignore[misc]
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
-
-    def plugins(hook: Any) -> dict[str, Any]:
-        return {"hooks": [hook], "max_steps": 1}
-
-    assert train(tiny_model, tmp_path / "rollout", page.mixed(Early), **plugins(page.Doubled())).gradients
-    with pytest.raises(SelfCheckError, match="forward pass"):
-        train(tiny_model, tmp_path / "forward", page.mixed(Early), **plugins(page.DoubledForward()))
+        train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)

@@ -69,13 +69,6 @@ ROWS: Job = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
 # Groups of 4 in rows 0-3, 4-7, 8-11; with 6 rows per process the second one is cut in the middle.
 SPLIT: Job = {**ROWS, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "hooks": HOOKS}
 SPLIT |= {"aggregations": BY_WEIGHTS, "beta": 0.04, "learning_rate": 0.01}
-# Each optimizer step takes one part of the generation batch; at learning rate 0 the parts' mean is the whole.
-HALVES: Job = {**ROWS, "per_device_train_batch_size": 2, "steps_per_generation": 4, "loss_aggregation": "token_mean"}
-HALVES |= {"hooks": HOOKS, "learning_rate": 0.0, "max_steps": 2}
-# 16 prompts: where their number is no multiple of the rows of all processes, the Trainer of transformers drops the
-# losses of the last ranks from eval_loss, because it does not count the repeats of each prompt.
-EVALUATED: Job = {**ROWS, "loss_aggregation": "token_mean", "hooks": HOOKS, "beta": 0.04, "max_steps": 1}
-EVALUATED |= {"evaluate": 16, "per_device_eval_batch_size": 8, "seed": 1}
 SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "max_steps": 3}
 
 UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}
@@ -101,8 +94,6 @@ TYPES = ("bnpo", "dapo", "grpo")
 JOBS: dict[str, Job] = {
     **jobs_of(CUTS["2x2"][1]),
     "split groups": SPLIT,
-    "halves": HALVES,
-    "evaluated": EVALUATED,
     **{f"trl {name}, kl": {**STOCK, **ROWS, "loss_type": name, "beta": 0.04} for name in TYPES},
     **{
         f"ext {name}, kl": {**STOCK, **ROWS, "stock": False, "loss_type": name, "beta": 0.04}
@@ -193,18 +184,6 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One) -> None
     assert [row[0] for row in seen["advantages"]] == pytest.approx(at_rollout[:6], abs=1e-6)
     # The table of TRL has all ranks' rows, after the forward stage.
     assert split["advantages"] == pytest.approx(whole["advantages"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_processes_with_two_steps_and_an_evaluation(two: Results, one: One) -> None:
-    whole = one({**HALVES, **WHOLE, "steps_per_generation": 1})["gradients"][0]
-    first, second = two["halves"]["gradients"]
-    assert relative_gap(first, whole) > 0.1
-    assert relative_gap({name: (first[name] + second[name]) / 2 for name in first}, whole) < TOLERANCE["float32"]
-    evaluated = one({**EVALUATED, **WHOLE, "per_device_eval_batch_size": 16})
-    losses = [[log["eval_loss"] for log in run["logs"] if "eval_loss" in log] for run in (two["evaluated"], evaluated)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert len(losses[0]) == 1
 
 
 @pytest.mark.slow

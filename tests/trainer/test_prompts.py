@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, Image
 from trl import GRPOTrainer
 
-from tests.support import Run, length_reward, prompts, relative_gap, train
+from tests.support import Run, prompts, relative_gap, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.trainer.prompts import outcomes_of
 from trl_grpo_ext.types import PromptOutcome, PromptPool, SamplerDeclaration
@@ -76,13 +75,6 @@ def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shu
     assert same(sampled(tiny_model, tmp_path / "ours", "in_order", **settings), theirs)
 
 
-@pytest.mark.slow
-def test_in_order_is_what_resample_draws(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"resample": {"filter": "signal", "max_rounds": 3}, "max_steps": 4}
-    without = train(tiny_model, tmp_path / "without", **{**STEPS, **settings})
-    assert same(sampled(tiny_model, tmp_path / "with", "in_order", **settings), without)
-
-
 def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Path) -> None:
     sampler = Recorded()
     run = sampled(tiny_model, tmp_path, sampler, max_steps=3)
@@ -95,26 +87,6 @@ def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Pat
         assert sum(outcome.length for outcome in outcomes) / 2 == pytest.approx(log["completions/mean_length"])
         assert log["prompts/rows_seen"] == 2 * (1 + sampler.seen.index(outcomes))
         assert {outcome.verdict for outcome in outcomes} == {None}
-
-
-@pytest.mark.slow
-def test_a_sampler_sees_the_verdict_of_a_filter(tiny_model: Path, tmp_path: Path) -> None:
-    sampler = Recorded()
-    sampled(tiny_model, tmp_path, sampler, max_steps=1, resample={"filter": "signal", "max_rounds": 2})
-    assert {outcome.verdict for outcome in sampler.seen[0]} == {True}
-
-
-@pytest.mark.slow
-def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) -> None:
-    answers: list[list[int]] = []
-
-    def reward(completion_ids: list[Any], answer: list[int], **columns: Any) -> list[float]:
-        answers.append(answer)
-        return length_reward(completion_ids)
-
-    sampler = Recorded()
-    sampled(tiny_model, tmp_path, sampler, max_steps=2, reward_funcs=reward)
-    assert [sorted({*of_batch}) for of_batch in answers] == sampler.drawn[:2]
 
 
 @pytest.mark.slow
@@ -138,36 +110,12 @@ def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resample", [None, {"filter": "signal", "max_rounds": 2}])
-def test_a_resumed_run_is_the_uninterrupted_one(tiny_model: Path, tmp_path: Path, resample: Any) -> None:
-    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "resample": resample}
-    whole_sampler, resumed_sampler = Recorded(), Recorded()
-    whole = sampled(tiny_model, tmp_path, whole_sampler, **settings)
-    checkpoint = str(tmp_path / "checkpoint-3")
-    resumed = sampled(tiny_model, tmp_path / "resumed", resumed_sampler, resume=checkpoint, **settings)
-    assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())
-    assert whole_sampler.drawn[-len(resumed_sampler.drawn) :] == resumed_sampler.drawn
-
-
-@pytest.mark.slow
 def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) -> None:
     sampler = Recorded(rounds=1)
     run = sampled(tiny_model, tmp_path, sampler, max_steps=50)
     assert run.trainer.state.global_step == 4  # two of eight prompts at a time
     with pytest.raises(ConfigurationError, match="no prompts"):
         sampled(tiny_model, tmp_path, Recorded(rounds=0))
-
-
-@pytest.mark.slow
-def test_prompts_exhausted_within_a_batch_leave_the_rest_masked(tiny_model: Path, tmp_path: Path) -> None:
-    def flat(completion_ids: list[Any], **columns: Any) -> list[float]:
-        return [0.5] * len(completion_ids)
-
-    sampler = Recorded(rounds=1)
-    with pytest.warns(UserWarning, match="kept none"):
-        run = sampled(tiny_model, tmp_path, sampler, reward_funcs=flat, resample={"filter": "signal", "max_rounds": 3})
-    assert run.trainer.state.global_step == 2  # three rounds, then the one that is left
-    assert [log["groups/rounds"] for log in run.logs if "groups/rounds" in log] == [3.0, 1.0]
 
 
 class Wrong(Recorded):
@@ -199,35 +147,6 @@ def test_what_cannot_be_drawn_is_refused(tiny_model: Path, tmp_path: Path) -> No
         sampled(tiny_model, tmp_path, Recorded(), train_dataset=stream)
     with pytest.raises(ConfigurationError, match="batch has 2 prompts, but train_dataset has fewer"):
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
-
-
-@pytest.mark.slow
-def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
-    def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
-        return [None] * len(completion_ids)
-
-    for name in ("difficulty_pool", "retire_solved"):
-        run = sampled(tiny_model, tmp_path / name, name, max_steps=6, reward_funcs=silent)
-        logs = [log for log in run.logs if "prompts/drawn" in log]
-        assert [log["prompts/drawn"] for log in logs] == [step / 4 for step in range(1, 7)]  # two of eight a step
-        assert {(log["prompts/unseen"], log["prompts/solved"], log["prompts/hopeless"]) for log in logs} == {(1, 0, 0)}
-
-
-def test_a_column_is_read_without_decoding_the_others() -> None:
-    rows = {"image": [{"bytes": b"no image", "path": None}] * 3, "level": [2, None, 1]}
-    data = Dataset.from_dict(rows).cast_column("image", Image())
-    pool = PromptPool(rows=data, seed=0, order=lambda passes: range(3))
-    assert pool.column("level") == [2, None, 1]
-    assert pool.column("source") == [None] * 3
-
-
-@pytest.mark.slow
-def test_evaluation_stays_on_all_prompts(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
-    plain = train(tiny_model, tmp_path / "plain", **{**STEPS, **settings})
-    ours = sampled(tiny_model, tmp_path / "ours", "in_order", **settings)
-    found = [[log["eval_reward"] for log in run.logs if "eval_reward" in log] for run in (plain, ours)]
-    assert found[0] == found[1]
 
 
 def test_outcomes_by_hand() -> None:

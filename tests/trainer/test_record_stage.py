@@ -3,23 +3,19 @@
 What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
 """
 
-import json
-import math
+import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet
 import pytest
-import torch
 
-from tests.support import length_reward, prompts, train
-from tests.trainer.pipelines.page import DoubledForward
+from tests.support import length_reward, prompts, scripted_rollout, train
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.records.token_records import COLUMNS
-from trl_grpo_ext.trainer.loss_forward import LossForward
-from trl_grpo_ext.trainer.record_stage import differs_by_token
+from trl_grpo_ext.trainer.reductions import LossForward
 
 CHAIN: list[Any] = [
     "centred",
@@ -101,123 +97,53 @@ def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: 
             assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
 
 
-@pytest.mark.slow
-def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
-    # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
-    train(
-        tiny_model,
-        tmp_path,
-        hooks=["centred", DoubledForward()],
-        eval_dataset=prompts(8).select(range(4, 8)),
-        log_completions=True,
-        num_iterations=2,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-    )
-    for step in (1, 2):
-        rows = table(tmp_path, step)
-        assert {prompt[0] for prompt in rows["prompt"]} <= set("efgh")  # the evaluation wrote last
-        for _, group in rows.groupby("prompt"):
-            centred = group["length_reward"] - group["length_reward"].mean()
-            assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
-
-
-def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
-    run(tiny_model, tmp_path, token_records=8)
-    rows = records(tmp_path, 1)
-    for group in (0, 1):
-        members = [row for row in rows if row["group"] == group]
-        assert [row["member"] for row in members] == [0, 1, 2, 3]
-        rewards = torch.tensor([row["reward"] for row in members])
-        for row, reward in zip(members, rewards, strict=True):
-            trl, centred, scaled, shaped, low = row["advantages"]
-            assert trl == pytest.approx(
-                [float((reward - rewards.mean()) / (rewards.std() + 1e-4))] * len(trl), abs=1e-5
-            )
-            assert centred == pytest.approx([float(reward - rewards.mean())] * len(trl), abs=1e-5)
-            assert scaled == pytest.approx([a * (0.5 if a > 0 else 1.0) for a in centred])
-            bonus = [min(0.3 * h, abs(a) / 2) for h, a in zip(row["entropy"], scaled, strict=True)]
-            assert shaped == pytest.approx([a + b for a, b in zip(scaled, bonus, strict=True)], abs=1e-5)
-            factors = [0.5 * math.exp(logp) + 0.5 for logp in row["logp"]]
-            assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
-    def outcome(text: str) -> str | None:
-        return None if len(text) < 6 else f"{text[:3]!r}"
-
-    def judge(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-        log_extra("judge_outcome", (outcome(text) for text in completions))  # TRL takes any iterable
-        log_extra("note", ["no outcome"] * len(completions))
-        return [float(len(text)) for text in completions]
-
-    async def later(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-        log_extra("later_outcome", [text[-2:] for text in completions])
-        return [0.0 for _ in completions]
-
-    settings = {"gradient_accumulation_steps": 2, "prompt_count": 8}
-    run(tiny_model, tmp_path, token_records=8, reward_funcs=[judge, later], **settings)
-    for step in (1, 2):
-        rows, texts = records(tmp_path, step), table(tmp_path, step)
-        assert len({row["completion"] for row in rows}) > 4
-        for row in rows:
-            judged = outcome(row["completion"])
-            expected = {"later": row["completion"][-2:]} | ({} if judged is None else {"judge": judged})
-            assert dict(row["outcomes"]) == expected
-        in_table = [value if isinstance(value, str) else None for value in texts["judge_outcome"]]
-        assert in_table == [outcome(text) for text in texts["completion"]]
-        assert set(texts["note"]) == {"no outcome"}
-
-
 def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     for name in COLUMNS:
         assert f"`{name}`" in page, name
 
 
-def silent(completions: list[Any], **columns: Any) -> list[None]:
-    return [None for _ in completions]
+def test_phases_add_up(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
+    class InTheUpdate:
+        def on_forward(self, advantages: Any, context: Any) -> Any:
+            now[0] += 0.2
+            return advantages
 
-@pytest.mark.slow
-def test_log_names_plugins(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        now[0] += 0.9
+        return length_reward(completion_ids)
+
+    def rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        now[0] += 0.3
+        return scripted_rollout(prompts_, trainer)
+
+    # Two optimizer steps use one generation batch, so the second neither generates nor rewards.
+    run = train(
         tiny_model,
         tmp_path,
-        reward_funcs=[length_reward, silent],
-        trainer_arguments={"advantage_hooks": ["clip_advantages"], "loss_aggregation": "token_mean"},
-        max_steps=1,
+        reward_funcs=reward,
+        loss_aggregation="token_mean",
+        rollout_func=rollout,
+        eval_dataset=prompts(2),
+        hooks=[InTheUpdate()],
+        scripted=False,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
     )
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-grpo-ext: ")]
-    assert "rewards length_reward (the module tests.support), silent (the module" in line
-    assert "advantage hook clip_advantages (trl-grpo-ext 0" in line
-    assert "loss aggregation token_mean (trl-grpo-ext 0" in line
-    logs = [json.loads(text) for text in (tmp_path / "trl_grpo_ext_log.jsonl").read_text().splitlines()]
-    assert any("rewards/length_reward/mean" in entry for entry in logs)
-    assert all(value is not None for entry in logs for value in entry.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hook", "level", "loss_type", "said"),
-    [
-        ("low_probability", "sequence", "dapo", 1),
-        ("low_probability", "sequence", "cispo", 0),
-        ("low_probability", "token", "dapo", 0),
-        ("centred", "sequence", "dapo", 0),
-    ],
-)
-def test_tokens_that_share_a_ratio(
-    tiny_model: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder, hook: str, level: str, loss_type: str, said: int
-) -> None:
-    train(tiny_model, tmp_path, hooks=[hook], importance_sampling_level=level, loss_type=loss_type)
-    assert sum("pushed by their mean" in str(one.message) for one in recwarn) == said
-
-
-def test_differs_by_token() -> None:
-    advantages_B_T = torch.tensor([[1.0, 1.0, 9.0], [1.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
-    mask_B_T = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-    assert differs_by_token(advantages_B_T, mask_B_T).tolist() == [False, True, False]
+    history = run.trainer.state.log_history
+    steps = [log for log in history if "step_time" in log]
+    assert [[log[name] for name in ("time/generation", "time/rewards", "time/update")] for log in steps] == [
+        pytest.approx([0.3, 0.9, 0.4]),
+        pytest.approx([0, 0, 0.4]),
+    ]
+    assert [log["step_time"] for log in steps] == pytest.approx([1.6, 0.4])
+    evaluations = [log for log in history if "eval_runtime" in log]
+    assert len(evaluations) == 2
+    assert not [key for log in evaluations for key in log if "time/" in key]

@@ -1,22 +1,17 @@
 """Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
 
-import copy
-import dataclasses
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import GRPOConfig, TrlParser
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
+from trl_grpo_ext.errors import ConfigurationError
 
 Selected = tuple[Any, Any, Any]
 """Rewards, advantage hooks, loss aggregation."""
@@ -70,47 +65,11 @@ def test_selection_in_python_yaml_and_command(tmp_path: Path) -> None:
     assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
 
 
-def test_arguments_can_be_saved_and_copied(tmp_path: Path) -> None:
-    args = parsed(tmp_path, *COMMAND_LINE)
-    as_json = json.loads(args.to_json_string())
-    assert tuple(as_json[name] for name in ("rewards", "advantage_hooks", "loss_aggregation")) == EVERYTHING
-
-    torch.save(args, tmp_path / "training_args.bin")
-    assert selected(torch.load(tmp_path / "training_args.bin", weights_only=False)) == EVERYTHING
-    assert selected(pickle.loads(pickle.dumps(args))) == selected(copy.deepcopy(args)) == EVERYTHING
-
-    # TRL takes only one of generation_batch_size and steps_per_generation, so one has to go from a copy of all fields.
-    skipped = "generation_batch_size"
-    assert selected(GRPOExtConfig(**{k: v for k, v in args.to_dict().items() if k != skipped})) == EVERYTHING
-    changes: Any = {skipped: None, "learning_rate": 1e-4}
-    assert selected(dataclasses.replace(args, **changes)) == EVERYTHING
-
-
 def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, rewards=["think_format"])
     for given, names in ((None, []), (length_reward, ["length_reward"]), ([length_reward], ["length_reward"])):
         trainer = GRPOExtTrainer(str(tiny_model), given, args, train_dataset=prompts())
         assert trainer.reward_func_names == [*names, "think_format"]
-
-
-@pytest.mark.slow
-def test_selection_and_reward_processing_classes(tiny_model: Path, tmp_path: Path) -> None:
-    # A reward model is what processing classes are for: two of the three functions have none.
-    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    own = AutoTokenizer.from_pretrained(tiny_model)
-    for given in ([None, own], [None, None]):
-        run = train(
-            tiny_model,
-            tmp_path,
-            reward_funcs=[length_reward, reward_model],
-            rewards=[{"name": "think_format", "weight": 0.5}],
-            trainer_arguments={"reward_processing_classes": given},
-            max_steps=1,
-        )
-        classes = run.trainer.reward_processing_classes
-        assert classes[0] is classes[2] is None is not classes[1]
-        assert classes[1] is own or given[1] is None
-        assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.5]
 
 
 def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path: Path) -> None:
@@ -152,3 +111,9 @@ def test_resume_of_the_command_line_is_no_folder(tmp_path: Path) -> None:
     assert parsed(tmp_path, "--resume_from_checkpoint", "False").resume_from_checkpoint is None
     assert parsed(tmp_path, "--resume_from_checkpoint", "out/true").resume_from_checkpoint == "out/true"
     assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
+
+
+def test_settings_of_compact_updates(tmp_path: Path) -> None:
+    assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
+    with pytest.raises(ConfigurationError, match="share_prompts needs compact_updates: exact"):
+        arguments(tmp_path, share_prompts=True)

@@ -3,26 +3,17 @@
 The oracle is TRL's trainer with one reward function more, which returns what the shaper adds. To the bit.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from statistics import stdev
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.contexts import make_rollout
 from tests.support import Run, length_reward, prompts, relative_gap, train
-from tests.trainer.pipelines.page import mixed
-from tests.trainer.watch import WatchBoth
+from tests.trainer.support import WatchBoth, mixed
 from trl_grpo_ext import Rollout
-from trl_grpo_ext.credit.flow import shape_rewards
-from trl_grpo_ext.credit.rollouts import ScoredRows
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
-from trl_grpo_ext.trainer.upstream.reading import Generated
+from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.types import HookDeclaration
 
 
@@ -176,44 +167,6 @@ def test_shaper_sees_the_batchs_tensors(tiny_model: Path, tmp_path: Path, settin
 
 
 @pytest.mark.slow
-def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None:
-    watch = WatchBoth()
-    penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
-    # Listed in any order, they act by their roles.
-    hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
-    run = train(tiny_model, tmp_path, hooks=hooks, max_steps=2)
-    (_, first), (advantages_B_T, second) = watch.seen
-    assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
-    assert second.old_logps_B_T is not None
-    moved_B_T = (second.old_logps_B_T - second.teacher_logps_B_T[str(tiny_model)]) * second.mask_B_T
-    raw = second.raw_rewards_B.tolist()
-    rewards = [reward - 0.3 * kl for reward, kl in zip(raw, moved_B_T.sum(dim=1).tolist(), strict=True)]
-    assert second.rewards_B.tolist() == pytest.approx(rewards, abs=1e-5)
-    assert rewards != pytest.approx(raw, abs=1e-2)
-    compared: list[float] = []
-    for group in (rewards[:4], rewards[4:]):
-        compared += [(r - sum(group) / 4) / (max(stdev(group), 0.1) + 1e-8) for r in group]
-    mean, sigma = sum(compared) / 8, stdev(compared)
-    assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
-    assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
-    assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda rollout: None, "'Odd': on_rewards: expected a tensor of shape"),
-        (lambda rollout: rollout.rewards_B[:-1], r"\(completions,\) or \(completions, tokens\), got \(7,\)"),
-        (lambda rollout: rollout.mask_B_T / 0, "on_rewards must return finite rewards; got inf at row 0, token 0"),
-    ],
-)
-def test_what_a_shaper_may_not_return(returned: Callable[[Rollout], Any], message: str) -> None:
-    odd: Any = SimpleNamespace(__name__="Odd", on_rewards=returned)
-    with pytest.raises(PluginOutputError, match=message):
-        shape_rewards(odd, make_rollout([2] * 8), "odd")
-
-
-@pytest.mark.slow
 def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> None:
     class Cuts(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -228,15 +181,3 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
     run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
     with pytest.raises(UpstreamError, match=r"_calculate_rewards .*_generate_and_score_completions"):
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
-
-
-def test_shaper_refuses_logps_of_images() -> None:
-    def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
-        scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]).has_images, missing)
-
-    check({"image": None}, None, ["old_logps"])
-    check({"image": "a picture"}, None, [])
-    for row, of_tool in (({"image": "a picture"}, None), ({}, ["a picture"])):
-        with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
-            check(row, of_tool, ["old_logps"])

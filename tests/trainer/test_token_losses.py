@@ -10,8 +10,8 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from tests.support import Run, flat, relative_gap, train
-from tests.trainer.pipelines.page import mixed
 from tests.trainer.process_worker import Float64ExtTrainer, Float64Trainer
+from tests.trainer.support import mixed
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.token_losses.losses import clipped
 from trl_grpo_ext.types import LossTerms, Rollout, TokenLossDeclaration
@@ -47,10 +47,7 @@ def trained(model: Path, folder: Path, losses: list[Any], trainer: type = Float6
     [
         {"loss_type": "dapo"},
         {"loss_type": "grpo"},
-        {"loss_type": "dapo", "beta": 0.1},
         {"loss_type": "bnpo", "beta": 0.1},
-        {"loss_type": "dr_grpo"},
-        {"loss_type": "luspo"},
         {"loss_type": "dapo", "entropy_coef": 0.01},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
@@ -63,15 +60,6 @@ def test_trls_own_loss_as_a_token_loss_is_trls(tiny_model: Path, tmp_path: Path,
     first, second, *_ = gaps(ours, theirs)
     # Two terms reach the float32 weights by two ways, whose sum is rounded otherwise; later steps magnify that.
     assert max(first, second) < (1e-9 if "beta" not in settings and "entropy_coef" not in settings else 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "prompt_mean", "token_mean_local"])
-def test_trls_own_loss_under_an_aggregation(tiny_model: Path, tmp_path: Path, aggregation: str) -> None:
-    # With float32 weights the two ways to one slope round apart by 3e-7, which later steps magnify.
-    settings = {**CUT, "loss_aggregation": aggregation, "dtype": "float64"}
-    without = trained(tiny_model, tmp_path / "without", [], **settings)
-    assert max(gaps(trained(tiny_model, tmp_path / "with", [TRLsClip()], **settings), without)) < 1e-9
 
 
 CATALOGUE: list[Any] = [
@@ -135,25 +123,13 @@ class Lies:
     def loss(self, terms: LossTerms) -> torch.Tensor:
         if self.what == "mixes":
             return -terms.advantages_B_T * (terms.logps_B_T - terms.logps_B_T.mean())
-        if self.what == "constant":
-            return terms.old_logps_B_T
-        if self.what == "infinite":
-            return terms.logps_B_T / 0.0
-        if self.what == "shape":
-            return terms.logps_B_T.sum(1)
         return terms.logps_B_T.square()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "breaks"),
-    [
-        (Lies("mixes", independent=True), "rows"),
-        (Lies("always", needs_advantage=True), "silent"),
-        (Lies("constant"), "gradient"),
-        (Lies("infinite"), "finite"),
-        (Lies("shape"), "shape"),
-    ],
+    [(Lies("mixes", independent=True), "rows"), (Lies("always", needs_advantage=True), "silent")],
     ids=lambda value: value.what if isinstance(value, Lies) else value,
 )
 def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str) -> None:
@@ -161,8 +137,7 @@ def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies
         trained(tiny_model, tmp_path, [loss])
     assert raised.value.breaks == breaks
     assert "lies" in str(raised.value)
-    if breaks in ("rows", "silent"):  # the same loss trains if it declares what it is
-        assert trained(tiny_model, tmp_path, [Lies(loss.what)], max_steps=1).gradients
+    assert trained(tiny_model, tmp_path, [Lies(loss.what)], max_steps=1).gradients  # declared as what it is
 
 
 class Carries:
@@ -229,7 +204,6 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
     [
         (["smooth_clip", "topr"], {}, "both replace"),
         (["smooth_clip"], {"delta": 2.0}, "delta"),
-        (["smooth_clip"], {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         (["topr"], {"importance_sampling_level": "sequence"}, "importance_sampling_level"),
         (["topr"], {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
     ],
@@ -249,15 +223,3 @@ def test_a_loss_of_the_users_own_below_is_refused(tiny_model: Path, tmp_path: Pa
 
     with pytest.raises(ConfigurationError, match="Own"):
         trained(tiny_model, tmp_path, ["smooth_clip"], mixed(Own))
-
-
-@pytest.mark.slow
-def test_a_config_selects_token_losses(tiny_model: Path, tmp_path: Path) -> None:
-    selected = {"name": "squared_log_ratio", "coefficient": 2.0}
-    by_config = train(tiny_model, tmp_path / "config", Float64ExtTrainer, token_losses=[selected], **COMMON)
-    in_python = trained(tiny_model, tmp_path / "python", [selected])
-    assert max(gaps(by_config, in_python)) == 0.0
-    manifest = by_config.trainer.plugin_manifest
-    assert [(one.kind, one.name, one.parameters) for one in manifest.plugins if one.kind == "token_loss"] == [
-        ("token_loss", "squared_log_ratio", {"coefficient": 2.0})
-    ]

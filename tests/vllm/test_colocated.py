@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from tests.support import Run, prompts, relative_gap, train
@@ -94,10 +93,8 @@ def gap(ours: Run, theirs: Run) -> float:
 AS_TRL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {"max_steps": 3}),
     "two iterations, KL": ({}, KL),
-    "no correction": ({}, {"vllm_importance_sampling_correction": False}),
     "evaluations with pass@k": ({"pass_at_k": [1, 3], "pass_thresholds": {"length_reward": 0.9}}, EVALUATED),
     "LoRA": ({}, LORA),
-    "token records": ({"token_records": 8}, {"max_steps": 2}),
 }
 
 
@@ -126,7 +123,6 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 """Bounds that the engine's bfloat16 crosses for many tokens."""
 SELECTED: dict[str, dict[str, Any]] = {
     "aggregation": {"loss_aggregation": "token_mean"},
-    "compact": {"compact_updates": "exact"},
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
     "all of it": {"loss_aggregation": "token_mean", "compact_updates": "exact", "share_prompts": True},
 }
@@ -225,66 +221,3 @@ def test_a_resumed_run_samples_what_the_whole_one_did(model: Path, tmp_path: Pat
 
 
 # ---------------------------------------------------------------------------------------------- turns, adapters, sleep
-
-CHAT = (
-    "{% for m in messages %}{{ '#' if m.role == 'assistant' else m.role[0] }} {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
-    " {{ k }} {{ v }}{% endfor %}{% endfor %}.{% endfor %}{% if add_generation_prompt %}# {% endif %}"
-)
-CALLS: dict[str, Any] = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "# ",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"[a-m]",
-            "close": "<eos>",
-            "content": "text",
-            "repeats": True,
-            "transform": {"type": "function", "function": {"name": "shorten", "arguments": {"text": "{content}"}}},
-        },
-        "content": {"close": "<eos>", "content": "text"},
-    },
-}
-"""Whatever follows one of these letters is a call, so a model that nobody trained calls the tool often."""
-
-
-def shorten(text: str) -> str:
-    """The first three characters.
-
-    Args:
-        text: Any text.
-    """
-    return text[:3]
-
-
-def test_turns_with_a_tool(model: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template, tokenizer.response_template = CHAT, CALLS
-    data = prompts(8).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
-    both = {
-        "max_completion_length": 40,
-        "trainer_arguments": {"tools": [shorten], "processing_class": tokenizer, "train_dataset": data},
-    }
-    ours, theirs = pair(model, tmp_path / "nothing", {}, **both)
-    assert gap(ours, theirs) == 0.0
-    assert all(log["tools/call_frequency"] > 0.1 for log in theirs.logs if "loss" in log)
-    assert len(theirs.trainer.sampled) > len(theirs.gradients)  # later turns are sampled by themselves
-    found = run(model, tmp_path / "all", **both, **SELECTED["all of it"], token_records=8)
-    assert gap(found, theirs) < EXACT
-
-
-def engine_weight(trainer: Any, name: str) -> torch.Tensor:
-    runner = trainer.vllm_generation.llm.llm_engine.model_executor.driver_worker.model_runner
-    return dict(runner.model.named_parameters())[name].detach()
-
-
-def test_an_adapter_reaches_the_engine_merged(model: Path, tmp_path: Path) -> None:
-    name = "model.layers.1.mlp.down_proj.weight"
-    trainer = run(model, tmp_path, **LORA, compact_updates="exact", loss_aggregation="token_mean").trainer
-    base = trainer.model.get_base_model().state_dict()[name.replace(".weight", ".base_layer.weight")].clone()
-    trainer.vllm_generation.sync_weights()
-    layer = trainer.model.get_submodule("base_model.model." + name.removesuffix(".weight"))
-    merged = base + layer.get_delta_weight("default")
-    assert not torch.equal(merged.bfloat16(), base.bfloat16())
-    assert torch.equal(engine_weight(trainer, name), merged.bfloat16())
-    assert relative_gap({name: layer.base_layer.weight.detach()}, {name: base}) < 1e-12

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,13 +19,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
-from tests.support import Run, prompts, relative_gap, save_tiny_model, train
+from tests.support import Run, relative_gap, train
 from tests.vllm import needs_vllm
-from tests.vllm.test_colocated import CALLS, CHAT, SELECTED, Sampling, Truncated, shorten
+from tests.vllm.test_colocated import SELECTED, Sampling, Truncated
 
 needs_vllm()
 
@@ -140,41 +138,6 @@ def test_a_training_through_the_server(model: Path, tmp_path: Path, server: Serv
         theirs = replayed(model, tmp_path / "theirs", server.url, found, **both)
         assert relative_gap(found.weights, theirs.weights) < 1e-6
         assert relative_gap(found.weights, ours.weights) > 1e-3  # the server drew others
-
-
-def test_chat_templates_and_a_tool(model: Path, tmp_path: Path, server: Server) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template, tokenizer.response_template = CHAT, CALLS
-    data = prompts(4).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
-    built = {"tools": [shorten], "processing_class": tokenizer, "train_dataset": data}
-    both = {"max_completion_length": 40, "trainer_arguments": built}
-    found = run(model, tmp_path / "ours", server.url, **both, token_records=8)
-    texts = tokenizer.batch_decode(found.trainer.seen[0]["prompt_ids"], skip_special_tokens=True)
-    assert {text.replace(" ", "") for text in texts} <= {f"u{letter}{n}.#" for n, letter in enumerate("abcd")}
-    assert all(log["tools/call_frequency"] > 0.1 for log in found.logs if "loss" in log)
-    theirs = replayed(model, tmp_path / "theirs", server.url, found, **both)
-    assert relative_gap(found.weights, theirs.weights) == 0.0
-
-
-def test_a_server_that_pauses_is_waited_for(model: Path, tmp_path: Path, server: Server) -> None:
-    def pause(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        server.signal(signal.SIGSTOP)
-        threading.Timer(4, server.signal, [signal.SIGCONT]).start()
-        return [float(ids[0] % 7) for ids in completion_ids]
-
-    assert len(run(model, tmp_path, server.url, reward_funcs=pause).gradients) == 2
-
-
-def test_a_server_that_is_not_there(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"can't be reached at http://127.0.0.1:\d+ after 1.0 seconds"):
-        run(model, tmp_path, f"http://127.0.0.1:{free_port()}", vllm_server_timeout=1.0)
-
-
-def test_a_server_with_another_model(tmp_path: Path, server: Server) -> None:
-    # Neither TRL nor the server objects: it loads the weights that it has a place for.
-    other = save_tiny_model(tmp_path / "other", head_dim=64)
-    with pytest.warns(UserWarning, match=r"'.*model_for_vllm0'.*'.*other'"):
-        run(other, tmp_path, server.url)
 
 
 def test_a_server_that_dies(model: Path, tmp_path: Path, server: Server) -> None:

@@ -20,15 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..credit.groups import (
-    gather_rewards,
-    group_apart,
-    group_count,
-    group_extremes,
-    group_mean,
-    group_std,
-    group_sum,
-)
+from ..credit.groups import gather_rewards, group_apart, group_count, group_extremes, group_mean, group_std, group_sum
 from ..errors import PluginOutputError
 from ..guard.parameters import Checked, choice, number, text, whole
 from ..types import HookDeclaration, Rollout
@@ -115,7 +107,7 @@ def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
             "goes below 0, or use centred or normalised, which take rewards of any sign."
         )
     means_N = group_mean(rewards_N, groups_N)
-    return _where_scored((rewards_N - means_N) / torch.where(means_N > 0, means_N, 1.0), rewards_N)
+    return group_apart(rewards_N, groups_N) / torch.where(means_N > 0, means_N, 1.0)
 
 
 def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, threshold: float = 0.5) -> torch.Tensor:
@@ -131,8 +123,8 @@ def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, thres
 def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure if c of a group's n completions succeed (2508.10751).
 
-    In whole numbers up to the last step, so that nothing overflows or cancels in large groups. With `f = 1 - R̄` a
-    success gets `√(f / (1 - f))`; a group's advantages sum to zero, which gives a failure's.
+    In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`;
+    a group's advantages sum to zero.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):
@@ -154,8 +146,8 @@ class _Estimator:
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
-        names = getattr(self, "__dataclass_fields__", ())  # of its parameters, if it has any
-        return self.function(rewards_N, groups_N, **{name: getattr(self, name) for name in names})
+        parameters = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
+        return self.function(rewards_N, groups_N, **parameters)
 
 
 class RawReward(_Estimator):
@@ -164,13 +156,10 @@ class RawReward(_Estimator):
     Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
-    Departures: none.
     """
 
     __name__ = "raw_reward"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return raw_reward(rewards_N)
+    function = staticmethod(lambda rewards_N, groups_N: raw_reward(rewards_N))
 
 
 class Centred(_Estimator):
@@ -179,7 +168,6 @@ class Centred(_Estimator):
     A division by the group's standard deviation would make prompts that are nearly always or never solved count more.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method is the aggregation `constant_length`.
-    Departures: none.
     """
 
     __name__ = "centred"
@@ -190,8 +178,8 @@ class Centred(_Estimator):
 class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor these are TRL's own advantages under `scale_rewards="group"`. With graded rewards a group of nearly
-    equal completions has a tiny σ, which blows up negligible differences; the floor bounds that.
+    Without a floor these are TRL's own advantages under `scale_rewards="group"`. The floor bounds how far a group of
+    nearly equal rewards is stretched.
 
     Source: GRPO (2402.03300), outcome supervision.
     Departures: the paper has no ε and does not say which σ; as in TRL, σ has n - 1 and ε is 1e-4. The floor is ours.
@@ -215,7 +203,6 @@ class MaxOnly(_Estimator):
     Nothing pushes away from failures. With negative rewards it would push away from the best completion.
 
     Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17.
-    Departures: none.
     """
 
     __name__ = "max_only"
@@ -239,8 +226,8 @@ class LeaveOneOut(_Estimator):
 class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
-    σ (n - 1) is of `r - b` over the scored completions of all prompts and ranks. Where nearly all rewards agree it
-    tends to 0; the floor bounds the advantages of the few that differ.
+    σ (n - 1) is of `r - b` over the scored completions of all prompts and ranks; the floor bounds the advantages of the
+    few that differ where nearly all rewards agree.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
     Departures: the floor is ours. OpenRLHF and verl take σ, and a mean that they subtract, over tokens: that is
@@ -248,7 +235,7 @@ class BatchWhitening(Checked, _Estimator):
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
-        std_floor: The least divisor, in units of the reward; positive. 0.1 suits rewards between about 0 and 1.
+        std_floor: The least divisor, in units of the reward; positive.
     """
 
     __name__ = "batch_whitening"
@@ -262,12 +249,12 @@ class BatchWhitening(Checked, _Estimator):
 class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
-    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, and σ is of the sums over
-    the scored completions of all ranks. A shaper is one more function. Without shapers these are TRL's advantages under
-    `multi_objective_aggregation="normalize_then_sum"`.
+    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, σ (n - 1) of the sums
+    over the scored completions of all ranks. A shaper is one more function. Without shapers these are TRL's advantages
+    under `multi_objective_aggregation="normalize_then_sum"`.
 
     Source: GDPO (2601.05242).
-    Departures: σ (n - 1) is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`.
+    Departures: σ is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`.
 
     Args:
         epsilon: ε, positive.
@@ -311,16 +298,14 @@ class RunningBaseline(Checked, _Estimator):
         self.baselines = {int(role): float(baseline) for role, baseline in state.items()}
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        # Ranks cannot exchange texts, so a role is known by its checksum.
-        roles = [0] * len(rollout.prompts)
+        sums_B = [0] * len(rollout.prompts)
         if self.column is not None:
             if self.column not in rollout.columns:
-                raise PluginOutputError(
-                    f"running_baseline: there is no column {self.column!r}; the data set has "
-                    f"{', '.join(rollout.columns) or 'none'}. Name one of these, or leave `column` out."
-                )
-            roles = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
-        roles_N = rollout.gather(torch.tensor(roles, device=rewards_N.device)).tolist()
+                known = ", ".join(rollout.columns) or "none"
+                raise PluginOutputError(f"running_baseline: there is no column {self.column!r}; there are: {known}.")
+            # Ranks cannot exchange texts, so a role is known by its checksum.
+            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
+        roles_N = rollout.gather(torch.tensor(sums_B, device=rewards_N.device)).tolist()
         advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
         of_role: dict[int, list[float]] = defaultdict(list)
         for role, reward in zip(roles_N, rewards_N.tolist(), strict=True):
@@ -369,11 +354,11 @@ class PassAtK(Checked, _Estimator):
 
     All `C(n, k)` sets of k out of a group's n completions are worth 1 if they hold one of the c successes and 0 if not,
     normalised by the mean `R̄ = 1 - C(n-c, k) / C(n, k)` and `σ = √(R̄ (1 - R̄))`. A completion gets the mean over its
-    sets: a success `(1 - R̄) / σ`, a failure `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`. All are 0 if no completion
-    succeeds, or if every set holds a success. k = 1 is `normalised` with `std: population` and no ε.
+    sets: a success `(1 - R̄) / σ`, a failure `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`; all 0 if no completion
+    succeeds, or every set holds a success. k = 1 is `normalised` with `std: population` and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
-    Departures: a group that has fewer than k scored completions gets 0: there is no set of k to judge.
+    Departures: a group that has fewer than k scored completions gets 0.
 
     Args:
         k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.

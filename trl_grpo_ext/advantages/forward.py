@@ -23,7 +23,6 @@ class EntropyShaping(Checked):
     With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
-    Departures: none.
 
     Args:
         alpha: α, advantage per nat; positive. The paper uses 0.4 for GRPO.
@@ -80,7 +79,6 @@ class LowProbability(Checked):
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
-    Departures: none.
 
     Args:
         alpha: α, in [0, 1].
@@ -111,8 +109,8 @@ class FutureKL(Checked):
 
     Source: FIPO (2603.19835) and its authors' loss `future_kl`. The defaults are those of their 32B run, which clips to
     [1, 1.2]; for smaller models they recommend `epsilon_low: 0.2`.
-    Departures: distances count live tokens instead of positions. The authors' code further leaves out completions with
-    more than one token beyond their dual clip, and keeps weights under the safety threshold from falling below 0.8.
+    Departures: distances count live tokens. The authors' code leaves out completions with more than one token beyond
+    their dual clip, and keeps weights under the safety threshold from falling below 0.8.
 
     Args:
         half_life: Live tokens after which a token's share in the sum has halved; positive.
@@ -150,12 +148,9 @@ class DivergenceMask(Checked):
 
     With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
     `π - μ > high`, or `A_t < 0` and `π - μ < -low`; with `divergence="kl"` the distance is
-    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. PPO's clip bounds the ratio π/μ instead, which of an improbable
-    token drops harmless changes, and of a probable one lets large ones pass.
-
-    It takes the place of the ratio clip, so let that not bind: `loss_type: cispo` with `epsilon_high: 20` has the
-    gradient of the authors' code, TRL's other clipped losses with `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
-    It needs several optimizer steps per generation batch.
+    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. It takes the place of the ratio clip, so let that not bind:
+    `loss_type: cispo` with `epsilon_high: 20` has the gradient of the authors' code, TRL's other clipped losses with
+    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's. It needs several optimizer steps per generation batch.
 
     Source: DPPO with the binary total variation or KL divergence, Rethinking the Trust Region in LLM Reinforcement
     Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it.
@@ -187,12 +182,9 @@ class DivergenceMask(Checked):
 class RatioBounds(Checked):
     """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
 
-    | mode | r is | f |
-    | --- | --- | --- |
-    | `token_truncate` | the token's | `min(1, high/r)`, so that the loss weighs by `min(r, high)` |
-    | `token_mask` | the token's | 1 from `low` to `high`, else 0 |
-    | `sequence_truncate` | the geometric mean over the completion's live tokens | `min(1, high/r)` |
-    | `sequence_mask` | the same | 1 from `low` to `high`, else 0 |
+    The modes `token_truncate` and `sequence_truncate` have `f = min(1, high/r)`, so that the loss weighs by
+    `min(r, high)`; `token_mask` and `sequence_mask` have 1 from `low` to `high`, else 0. `r` is the token's, or the
+    geometric mean over the completion's live tokens.
 
     PPO's clip does not bound the ratio of a token with a negative advantage. This is for samples several updates old,
     as TRL's asynchronous trainer has them.

@@ -89,28 +89,21 @@ class PartCredit(Checked):
                 rest_B = rest_B + (weight * paid.sum_B if self.outside == "sum" else value_B)
             all_B_T += torch.where(paid.reached_B_T | plain_B.unsqueeze(1), 0.0, rest_B.unsqueeze(1))
             counts_B = counts_B[0] + paid.missing_B_M.sum(1), counts_B[1] + (~torch.isnan(paid.scores_B_M)).sum(1)
-        self._measure(own_B_T, all_B_T, counts_B, rollout)
+        self.metrics = _shares(own_B_T, all_B_T, counts_B, rollout)
         return (own_B_T + all_B_T).to(advantages_B_T.dtype)
 
     def _apart(self, values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
         return group_apart(values_N, groups_N, _EPSILON if self.normalise else None)
 
-    def _measure(
-        self,
-        own_B_T: torch.Tensor,
-        all_B_T: torch.Tensor,
-        counts_B: tuple[torch.Tensor, torch.Tensor],
-        rollout: Rollout,
-    ) -> None:
-        """Keep how much was paid where, over all ranks."""
-        live_B_T = rollout.mask_B_T > 0
-        sums = [torch.where(live_B_T, paid_B_T, 0.0).abs().sum(dim=1) for paid_B_T in (own_B_T, all_B_T)]
-        own, everywhere, missing, scored = rollout.gather(torch.stack([*sums, *counts_B], dim=1)).sum(dim=0).tolist()
-        self.metrics = {}
-        if own + everywhere > 0:
-            self.metrics["to_all"] = everywhere / (own + everywhere)
-        if scored > 0:
-            self.metrics["missing"] = missing / scored
+
+def _shares(
+    own_B_T: torch.Tensor, all_B_T: torch.Tensor, counts_B: tuple[torch.Tensor, torch.Tensor], rollout: Rollout
+) -> dict[str, float]:
+    """How much was paid where, and how much was missing, over all ranks."""
+    sums = [torch.where(rollout.mask_B_T > 0, paid_B_T, 0.0).abs().sum(dim=1) for paid_B_T in (own_B_T, all_B_T)]
+    own, everywhere, missing, scored = rollout.gather(torch.stack([*sums, *counts_B], dim=1)).sum(dim=0).tolist()
+    shares = {"to_all": everywhere / (own + everywhere)} if own + everywhere > 0 else {}
+    return {**shares, "missing": missing / scored} if scored > 0 else shares
 
 
 class _Paid:

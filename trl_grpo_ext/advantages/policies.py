@@ -19,7 +19,7 @@ from .returns import discounted_returns, live_tokens_after, live_tokens_first
 class KLInReward(Checked):
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
-    - `form: return_to_go` is a transform, as above: each token of every completion pays for itself and what follows.
+    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is how much more a completion pays than the
       others of its group.
 
@@ -43,7 +43,7 @@ class KLInReward(Checked):
         gamma: γ, in (0, 1]; 1 in form "completion".
         estimator: "k1", "k2" or "k3".
         target: The KL per completion to steer to, in nats, positive. None keeps β as it is.
-        horizon: Completions over which the coefficient adapts, positive. Without a target not used.
+        horizon: Completions over which the coefficient adapts, positive.
         form: "return_to_go" or "completion".
     """
 
@@ -71,8 +71,7 @@ class KLInReward(Checked):
 
     def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
         returns_B_T = self._penalty_to_go(rollout, compute_dtype(rollout.rewards_B.dtype))
-        # At the first live token it is the completion's.
-        first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]
+        first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]  # where it is the completion's
         return -returns_B_T.gather(1, first_B_1).squeeze(1).to(rollout.rewards_B.dtype)
 
     def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -83,12 +82,16 @@ class KLInReward(Checked):
     def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
         """β times the return-to-go of the KL estimates, `(B, T)`; with a target, adapt β for the next batch."""
         live_B_T = rollout.mask_B_T > 0
-        logps_B_T = provided("old_logps", rollout.old_logps_B_T).to(dtype)
+        logps_B_T = logps_of("old_logps", rollout).to(dtype)
         ref_logps_B_T = logps_of(self.reference, rollout).to(dtype)
         kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
         penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
         if self.target is not None and rollout.training:
-            self._adapt(torch.where(live_B_T, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1), rollout)
+            kl_N = rollout.gather(torch.where(live_B_T, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1))
+            live_N = rollout.gather(rollout.lengths_B) > 0
+            if bool(live_N.any()):
+                error = min(max(float(kl_N[live_N].mean()) / self.target - 1, -0.2), 0.2)
+                self.coefficient *= 1 + error * min(rollout.totals.sequences / self.horizon, 1.0)
         return penalty_B_T
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,14 +100,6 @@ class KLInReward(Checked):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.target is not None and "coefficient" in state:
             self.coefficient = float(state["coefficient"])
-
-    def _adapt(self, kl_B: torch.Tensor, rollout: Rollout) -> None:
-        assert self.target is not None
-        kl_N, live_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B) > 0
-        if not bool(live_N.any()):
-            return
-        error = min(max(float(kl_N[live_N].mean()) / self.target - 1, -0.2), 0.2)
-        self.coefficient *= 1 + error * min(rollout.totals.sequences / self.horizon, 1.0)
 
 
 def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator: str) -> torch.Tensor:
@@ -123,13 +118,14 @@ class TeacherLogRatio(Checked):
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
     teacher, token by token: distillation on the student's own completions. With `prompt`, the teacher sees the prompt
-    in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is self-distillation
-    (SDPO). It needs no reward and no group. In mode "add", a transform, it is added to the incoming advantages.
+    in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is
+    self-distillation. It needs no reward and no group. In mode "add", a transform, it is added to the incoming
+    advantages.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient. SDPO
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
-    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
-    follow (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
+    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums those that follow
+    (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
     sampling. SDPO has the divergence over the top K tokens, and an exponential average of the policy as its teacher.
 
     Args:
@@ -163,12 +159,10 @@ class TeacherLogRatio(Checked):
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         teacher_B_T = logps_of(self._sees, rollout)
-        logps_B_T = provided("old_logps", rollout.old_logps_B_T)
+        logps_B_T = logps_of("old_logps", rollout)
         dtype = compute_dtype(advantages_B_T.dtype)
         new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
-        if self.mode == "add":
-            new_B_T = advantages_B_T + new_B_T
-        return new_B_T.to(advantages_B_T.dtype)
+        return (advantages_B_T + new_B_T if self.mode == "add" else new_B_T).to(advantages_B_T.dtype)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -204,7 +198,7 @@ class SelfDistilled(Checked):
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         dtype = compute_dtype(advantages_B_T.dtype)
         teacher_B_T = logps_of(self._sees, rollout).to(dtype)
-        logps_B_T = provided("old_logps", rollout.old_logps_B_T).to(dtype)
+        logps_B_T = logps_of("old_logps", rollout).to(dtype)
         agreement_B_T = (advantages_B_T.sign().to(dtype) * (teacher_B_T - logps_B_T)).exp()
         factors_B_T = 1 + self.strength * (agreement_B_T.clamp(1 - self.clip, 1 + self.clip) - 1)
         return (advantages_B_T.to(dtype) * factors_B_T).to(advantages_B_T.dtype)
@@ -218,13 +212,13 @@ def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def logps_of(name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)` under this model, which is among the needs or teachers."""
-    found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
-    return provided(name, found)
-
-
-def provided(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """A tensor of a rollout that a hook declares in its needs; one made by hand may lack it."""
-    if tensor is None:
+    """Log-probabilities `(B, T)` by their name among the needs, of the reference, or of a teacher."""
+    own = {
+        "old_logps": rollout.old_logps_B_T,
+        "sampling_logps": rollout.sampling_logps_B_T,
+        REFERENCE: rollout.ref_logps_B_T,
+    }
+    found = own[name] if name in own else rollout.teacher_logps_B_T.get(name)
+    if found is None:
         raise ConfigurationError(f"The rollout has no log-probabilities of {name!r}, which the hook needs.")
-    return tensor
+    return found

@@ -46,9 +46,7 @@ class PrefixTree(Checked):
         for rows_B, members_N, shared_b_G in groups_with_prefixes(rollout):
             gaps_b_T = value_gaps(shared_b_G, rollout.rewards_B[rows_B], rewards_N[members_N], live_B_T.size(1))
             new_B_T[rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[rows_B])
-        if self.mode == "add":
-            new_B_T = advantages_B_T + new_B_T
-        return new_B_T.to(advantages_B_T.dtype)
+        return (advantages_B_T + new_B_T if self.mode == "add" else new_B_T).to(advantages_B_T.dtype)
 
 
 def value_gaps(shared_b_G: torch.Tensor, rewards_b: torch.Tensor, rewards_G: torch.Tensor, width: int) -> torch.Tensor:

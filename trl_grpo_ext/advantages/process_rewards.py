@@ -66,21 +66,20 @@ class ProcessRewards(Checked):
         column = self._column(rollout)
         steps = _steps(rollout.parts.get(rollout.reward_names[column]), rollout)
         live = (rollout.lengths_B > 0).tolist()
-        rows, firsts = [], []
+        values_B_T = advantages_B_T.new_full(advantages_B_T.shape, math.nan, dtype=precise)  # where nothing is placed
+        firsts_B = values_B_T.new_full((len(live),), math.nan)
         for row, reward in enumerate(rollout.rewards_B_K[:, column].tolist()):
-            to_go, returns = [], []
-            if not math.isnan(reward):
-                ends, rewards = zip(*(steps[row] or [(len(rollout.offsets(row)), reward)]), strict=True)
-                to_go = rewards_to_go(
-                    min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma
-                )
-                returns = spread_returns(to_go, after_silence(rollout.offsets(row), ends)) if live[row] else []
-            firsts.append(to_go[0] if to_go else math.nan)
-            rows.append([*returns, *[math.nan] * (advantages_B_T.size(1) - len(returns))])
-        # NaN is where nothing is placed.
-        values_B_T = advantages_B_T.new_tensor(rows, dtype=precise).view_as(advantages_B_T)
+            if math.isnan(reward):
+                continue
+            offsets = rollout.offsets(row)
+            ends, rewards = zip(*(steps[row] or [(len(offsets), reward)]), strict=True)
+            to_go = rewards_to_go(min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma)
+            firsts_B[row] = to_go[0]
+            if live[row]:
+                returns = spread_returns(to_go, after_silence(offsets, ends))
+                values_B_T[row, : len(returns)] = values_B_T.new_tensor(returns)
         if self.baseline == "group":
-            means_N = group_mean(rollout.gather(values_B_T.new_tensor(firsts)), gather_groups(rollout))
+            means_N = group_mean(rollout.gather(firsts_B), gather_groups(rollout))
             values_B_T = values_B_T - means_N[rollout.local_rows].unsqueeze(1)
         values_B_T = torch.where(torch.isnan(values_B_T), 0.0, self.coefficient * values_B_T).to(advantages_B_T.dtype)
         return advantages_B_T + values_B_T if self.mode == "add" else values_B_T
@@ -88,31 +87,30 @@ class ProcessRewards(Checked):
     def _column(self, rollout: Rollout) -> int:
         """The reward function's column, agreed on by all ranks."""
         names = list(rollout.reward_names)
-        if self.reward is not None:
-            if self.reward not in names:
-                raise ConfigurationError(f"process_rewards: reward must be one of {names}, got {self.reward!r}.")
-            return names.index(self.reward)
-        pointing = [k for k, name in enumerate(names) if name in rollout.parts]  # the same on all ranks
-        if len(pointing) == 1 or len(names) == 1:
-            return (pointing or [0])[0]
-        raise ConfigurationError(
-            f"process_rewards: reward must be given where {len(pointing)} of the reward functions, {names}, have parts."
-        )
+        pointing = [name for name in names if name in rollout.parts]  # the same on all ranks
+        known = names if len(names) == 1 else pointing
+        if self.reward is None and len(known) == 1:
+            return names.index(known[0])
+        if self.reward not in names:
+            raise ConfigurationError(
+                f"process_rewards: reward must be one of {names}, of which {len(pointing)} have parts, got "
+                f"{self.reward!r}."
+            )
+        return names.index(self.reward)
 
 
 def _steps(table: PartTable | None, rollout: Rollout) -> list[list[tuple[int, float]]]:
     """Of each completion, where its steps end (the token after) and their rewards, in order."""
-    steps: list[list[tuple[int, float]]] = [[] for _ in rollout.texts]
     if table is None:
-        return steps
-    worth = (table.scores_B_M * table.weights_B_M).tolist()
+        return [[] for _ in rollout.texts]
     ends: dict[tuple[int, int], int] = {}
     for row, part, _, end in table.ranges_R_4.tolist():
         ends[row, part] = max(end, ends.get((row, part), 0))
     written = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
-    for row, of_row in enumerate(worth):
-        found = [(ends.get((row, part), written[row]), value) for part, value in enumerate(of_row) if value == value]
-        steps[row] = sorted(found, key=lambda step: step[0])
+    steps = []
+    for row, worth in enumerate((table.scores_B_M * table.weights_B_M).tolist()):
+        found = [(ends.get((row, part), written[row]), one) for part, one in enumerate(worth) if not math.isnan(one)]
+        steps.append(sorted(found, key=lambda step: step[0]))
     return steps
 
 

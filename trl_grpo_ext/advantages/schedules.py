@@ -24,7 +24,6 @@ class RewardSchedule:
     without a value adds nothing.
 
     Source: none of its own; asked for in TRL's issue 3036.
-    Departures: none.
 
     Args:
         weights: The points of each reward that has a schedule, by its name; steps count from 0 and increase.
@@ -60,9 +59,8 @@ class RewardSchedule:
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         names = list(rollout.reward_names)
         if unknown := [name for name in self.points if name not in names]:
-            raise ConfigurationError(
-                f"reward_schedule: the run has no reward {unknown[0]!r}. It has: {', '.join(names)}."
-            )
+            known = ", ".join(names)
+            raise ConfigurationError(f"reward_schedule: the run has no reward {unknown[0]!r}. It has: {known}.")
         dtype = compute_dtype(rollout.rewards_B.dtype)
         added_B = torch.zeros_like(rollout.rewards_B, dtype=dtype)
         for name in self.points:
@@ -74,12 +72,14 @@ class RewardSchedule:
 
 def _checked_points(name: str, points: Any) -> Points:
     what = f"reward_schedule: weights of {name}"
-    if not isinstance(points, Sequence) or isinstance(points, str) or not points:
-        raise ConfigurationError(f"{what} must be a list of points [step, weight], got {points!r}.")
     found: Points = []
-    for point in points:
-        if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
-            raise ConfigurationError(f"{what}: a point is [step, weight], got {point!r}.")
-        step = checked_whole(f"{what}: a step", point[0], lowest=found[-1][0] + 1 if found else 0)
-        found.append((step, checked_number(f"{what}: a weight", point[1], "a finite number")))
+    try:
+        pairs = [(step, weight) for step, weight in points]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs:
+        raise ConfigurationError(f"{what} must be a list of points [step, weight], got {points!r}.")
+    for step, weight in pairs:
+        step = checked_whole(f"{what}: a step", step, lowest=found[-1][0] + 1 if found else 0)
+        found.append((step, checked_number(f"{what}: a weight", weight, "a finite number")))
     return found

@@ -9,6 +9,7 @@ import torch
 from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
 from ..guard.parameters import Checked, choice, number, whole
 from ..types import HookDeclaration, Rollout
+from .policies import logps_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -17,14 +18,14 @@ class Whiten(Checked):
 
     Mean and σ (n - 1) are taken over the completions of all ranks, each with the mean of its tokens' advantages, or
     over their live tokens. Advantages that are all equal become exactly 0. If the incoming ones do not average to 0, a
-    group of equal rewards gets an advantage, and hooks for groups without signal do nothing.
+    group of equal rewards gets an advantage.
 
     `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is REINFORCE++, with `centred` its variant with a
     baseline.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
     Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`. A completion that has neither a reward nor an
-    advantage stays at 0 and is left out of mean and σ, and so is one without a live token.
+    advantage, or no live token, stays as it is and is left out of mean and σ.
 
     Args:
         over: "completions" or "tokens".
@@ -153,9 +154,9 @@ class SignScaling(Checked):
 class TruncationMasking(Checked):
     """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
 
-    Such a completion was graded before it was done. With `keep="negative"` only credit is removed,
-    `A'_t = min(A_t, 0)`. It is a mask: its zeros stay 0 at the loss forward. TRL's `mask_truncated_completions` removes
-    the tokens from all counts and the KL penalty; here they stay in both.
+    With `keep="negative"` only credit is removed, `A'_t = min(A_t, 0)`. It is a mask: its zeros stay 0 at the loss
+    forward. TRL's `mask_truncated_completions` removes the tokens from all counts and the KL penalty; here they stay in
+    both.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
     Departures: the denominators, as said; `keep="negative"` is not in the paper.
@@ -178,12 +179,10 @@ class SequenceRejection(Checked):
     """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
 
     `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
-    tokens of the completion, is below `low` or above `high`: a completion that the model would hardly have sampled is
-    no evidence about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction
-    (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
+    tokens of the completion, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss forward. TRL's
+    own correction (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
 
-    Source: the sequence rejection of verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it
-    too.
+    Source: verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it too.
     Departures: there the tokens leave the loss mask; here they stay in its denominators.
 
     Args:
@@ -203,10 +202,8 @@ class SequenceRejection(Checked):
     high: float = number(1.001, "above 1", lambda x: x > 1)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        assert rollout.old_logps_B_T is not None  # both are among the needs
-        assert rollout.sampling_logps_B_T is not None
         dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
-        log_ratio_B_T = rollout.old_logps_B_T.to(dtype) - rollout.sampling_logps_B_T.to(dtype)
+        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - logps_of("sampling_logps", rollout).to(dtype)
         sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
         ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
         kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
@@ -218,16 +215,14 @@ class RepetitionPenalty(Checked):
     """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
 
     "Seen before" means that the same n tokens, a tool's included, begin earlier in the same completion; the two may
-    overlap. A token in several repeated n-grams is punished once. The penalty is in units of the advantage.
+    overlap. A token in several repeated n-grams is punished once.
 
-    Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
-    C.2.
-    Departures: there the penalty is a reward at the token, discounted into the returns of the tokens before it; here it
-    is only in the advantage of the token itself.
+    Source: the penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix C.2.
+    Departures: there it is a reward, discounted into the returns of the tokens before; here only of the token itself.
 
     Args:
         ngram: n, at least 1.
-        penalty: p, positive.
+        penalty: p, positive, in units of the advantage.
     """
 
     __name__ = "repetition_penalty"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_apart, number_of
+from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_apart
 from ..credit.parts import no_such_turn
-from ..credit.turns import true_runs
-from ..errors import ConfigurationError
+from ..credit.turns import exchanges, true_runs
+from ..errors import AlignmentError, ConfigurationError
 from ..guard.parameters import Checked, choice, flag, number, text
 from ..types import HookDeclaration, Rollout, Turn
 from .returns import discounted_returns
@@ -40,8 +40,8 @@ class TurnRewards(Checked):
     Means and deviations (n - 1) are over the group's scored completions that have a turn k, so a turn that no other
     completion reached gets 0.
 
-    Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
-    authors' code; rewards to go per turn are process supervision in GRPO (2402.03300), with turns for steps.
+    Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the second form, with λ = 1 in its authors' code;
+    rewards to go per turn are process supervision in GRPO (2402.03300), with turns for steps.
     Departures: MT-GRPO has two turns and no γ. If a completion never got an answer from a tool, its authors take the
     advantage of the rewards' sum; here its only turn gets the outcome's.
 
@@ -67,25 +67,21 @@ class TurnRewards(Checked):
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         rewards = rewards_of_turns(rollout)
-        groups_N = gather_groups(rollout)
         if self.form == "returns":
-            returns_B_M = discounted_returns(rewards.with_outcome(), rewards.scored_B_M, self.gamma)
-            values_B_M = self._against_the_group(returns_B_M, rewards.scored_B_M, rollout, groups_N)
+            values_B_M = self._against_the_group(rewards.returns(self.gamma), rewards, rollout)
         else:
-            outcome_B_1, scored_B_1 = rewards.outcome_B.unsqueeze(1), rewards.scored_B_M[:, :1]
-            turns_B_M = self._against_the_group(rewards.turns_B_M, rewards.scored_B_M, rollout, groups_N)
-            outcome_B_1 = self._against_the_group(outcome_B_1, scored_B_1, rollout, groups_N)
+            turns_B_M = self._against_the_group(rewards.turns_B_M, rewards, rollout)
+            outcome_B_M = rewards.outcome_B.unsqueeze(1).expand_as(turns_B_M)
+            outcome_B_1 = self._against_the_group(outcome_B_M, rewards, rollout)[:, :1]
             values_B_M = outcome_B_1 + torch.where(rewards.last_B_M, 0.0, self.turn_weight * turns_B_M)
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
 
-    def _against_the_group(
-        self, values_B_M: torch.Tensor, scored_B_M: torch.Tensor, rollout: Rollout, groups_N: torch.Tensor
-    ) -> torch.Tensor:
+    def _against_the_group(self, values_B_M: torch.Tensor, rewards: RewardsOfTurns, rollout: Rollout) -> torch.Tensor:
         """Values minus the mean of their column in the group."""
-        known_N_M = gather_values(values_B_M, scored_B_M, rollout)
-        columns = known_N_M.size(1)
-        places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
-        apart_N_M = group_apart(known_N_M.flatten(), places_NM, _EPSILON if self.normalise else None).view_as(known_N_M)
+        known_N_M = gather_values(values_B_M, rewards.scored_B_M, rollout)
+        columns_M = torch.arange(known_N_M.size(1), device=known_N_M.device)
+        groups_N_1 = gather_groups(rollout).unsqueeze(1)
+        apart_N_M = _apart_by_place(known_N_M, groups_N_1 * len(columns_M) + columns_M, self.normalise, _EPSILON)
         return apart_N_M[rollout.local_rows, : values_B_M.size(1)]
 
 
@@ -124,74 +120,61 @@ class GiGPO(Checked):
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
-        epsilon = _GIGPO_EPSILON if self.normalise else None
-        episode_B = group_apart(totals_N, groups_N, epsilon)[rollout.local_rows]
-        returns_N_M = gather_values(
-            discounted_returns(rewards.with_outcome(), rewards.scored_B_M, self.gamma), rewards.scored_B_M, rollout
-        )
+        episode_N = group_apart(totals_N, groups_N, _GIGPO_EPSILON if self.normalise else None)
+        returns_N_M = gather_values(rewards.returns(self.gamma), rewards.scored_B_M, rollout)
         states_N_M = rollout.gather(self._states(rollout, rewards.scored_B_M.size(1)).to(groups_N.device))
-        began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
-        places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
-        steps_N_M = group_apart(returns_N_M.flatten(), places_NM, epsilon).view_as(returns_N_M)
-        steps_B_M = steps_N_M[rollout.local_rows, : rewards.scored_B_M.size(1)]
-        values_B_M = episode_B.unsqueeze(1) + self.step_weight * steps_B_M
+        began_N_M_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2)
+        places_NM = torch.unique(began_N_M_2.view(-1, 2), dim=0, return_inverse=True)[1]
+        steps_N_M = _apart_by_place(returns_N_M, places_NM, self.normalise, _GIGPO_EPSILON)
+        values_N_M = episode_N.unsqueeze(1) + self.step_weight * steps_N_M
+        values_B_M = values_N_M[rollout.local_rows, : rewards.scored_B_M.size(1)]
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
 
     def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
         """A number for the state in which each turn began, `(B, M)`."""
-        given: Sequence[Any] = [None] * len(rollout.texts)
-        if self.states is not None:
-            if self.states not in rollout.columns:
-                known = ", ".join(rollout.columns) or "none"
-                raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
-            given = rollout.columns[self.states]
-        table = []
-        numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
-        for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
+        if self.states is not None and self.states not in rollout.columns:
+            known = ", ".join(rollout.columns) or "none"
+            raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
+        table = torch.zeros(len(rollout.texts), width, dtype=torch.int64)
+        rows = zip(rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist(), strict=True)
+        for row, (numbers, ids) in enumerate(rows):
             runs = true_runs([number >= 0 for number in numbers])
+            begins = [0, *(end for _, end in runs)]
+            seen: Any = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
             if self.states is not None:
-                if not isinstance(states, list | tuple) or len(states) != len(runs):
+                seen = rollout.columns[self.states][row]
+                if not isinstance(seen, list | tuple) or len(seen) != len(runs):
                     raise ConfigurationError(
                         f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
-                        f"for each turn of the completion, got {states!r:.100}."
+                        f"for each turn of the completion, got {seen!r:.100}."
                     )
-                keys = [number_of(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
-            else:
-                begins = [0, *(end for _, end in runs)]
-                seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
-                keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
-            table.append([*keys, *[0] * (width - len(keys))])
-        return torch.tensor(table, dtype=torch.int64).view(len(table), width)
+            for turn, state in enumerate(seen):
+                text = json.dumps(state, sort_keys=True, default=str).encode()
+                digest = hashlib.blake2b(text, digest_size=8).digest()  # the same on every rank
+                table[row, turn] = int.from_bytes(digest, "big", signed=True)
+        return table
 
 
 @dataclass(kw_only=True, eq=False)
 class ToolErrors(Checked):
-    """Subtract a constant from the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
+    """Subtract a constant from the advantages of turns with a failed tool call: `A'_t = A_t - c` for their tokens.
 
-    A call fails if it cannot be parsed, or if the tool raised, got arguments that it does not take, or does not exist.
-    Its tokens are found by the tokenizer's `response_template`, with which TRL parses. Without one they are those of
-    its whole turn, and calls that cannot be parsed go unnoticed, as do those that the template takes for plain text.
+    A call fails if the tool raised, got arguments that it does not take, or does not exist. What TRL could not read as
+    a call is none.
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
-    Departures: none.
 
     Args:
         penalty: c, positive, in units of the advantages.
-        over: "call" for the call's tokens, or "turn" for those of its whole turn, once per turn.
     """
 
     __name__ = "tool_errors"
     declares = HookDeclaration(role="transform", needs=("offsets",), independent=True)
     penalty: float = number(0.5, "positive", lambda x: x > 0)
-    over: str = choice("call", "turn")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        failed_B_T = torch.zeros_like(advantages_B_T, dtype=torch.bool)
-        for row, turn in _turns(rollout):
-            for call in turn.calls:
-                if call.failed:
-                    failed_B_T[row, slice(*(turn.tokens if self.over == "turn" else call.tokens))] = True
+        failed_B_T = _tokens_of(rollout, lambda turn: turn.failed)
         return torch.where(failed_B_T, advantages_B_T - self.penalty, advantages_B_T)
 
 
@@ -203,9 +186,7 @@ class MaskedTurns(Checked):
     (`answers`); or since one of its calls failed (`failed`, see `tool_errors`) or none did (`sound`). Masked tokens
     stay in the denominators of the loss and under a KL penalty.
 
-    Source: none of its own; masking turns is common in training agents (Search-R1, 2503.09516, masks the search
-    results, which have no advantage here anyway).
-    Departures: none.
+    Source: none of its own; Search-R1 (2503.09516) masks the search results, which have no advantage here anyway.
 
     Args:
         pick: "first", "last", "calls", "answers", "failed" or "sound".
@@ -221,22 +202,32 @@ class MaskedTurns(Checked):
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         numbers_B_T = rollout.turns_B_T
-        if self.pick in ("first", "last"):
-            picked_B_1 = 0 if self.pick == "first" else numbers_B_T.amax(dim=1, keepdim=True)
-            return torch.where(numbers_B_T == picked_B_1, advantages_B_T, 0.0)
-        kept_B_T = torch.zeros_like(advantages_B_T, dtype=torch.bool)
-        for row, turn in _turns(rollout):
-            has = turn.calls if self.pick in ("calls", "answers") else turn.failed
-            if bool(has) == (self.pick in ("calls", "failed")):
-                kept_B_T[row, slice(*turn.tokens)] = True
+        if self.pick == "first":
+            kept_B_T = numbers_B_T == 0
+        elif self.pick == "last":
+            kept_B_T = numbers_B_T == numbers_B_T.amax(dim=1, keepdim=True)
+        elif self.pick in ("calls", "answers"):
+            kept_B_T = _tokens_of(rollout, lambda turn: bool(turn.calls) == (self.pick == "calls"))
+        else:
+            kept_B_T = _tokens_of(rollout, lambda turn: turn.failed == (self.pick == "failed"))
         return torch.where(kept_B_T, advantages_B_T, 0.0)
 
 
-def _turns(rollout: Rollout) -> Iterator[tuple[int, Turn]]:
-    """The turns of the completions with tokens that count, each with its row."""
+def _tokens_of(rollout: Rollout, picks: Callable[[Turn], bool]) -> torch.Tensor:
+    """The tokens of some turns, by their calls, in the completions with tokens that count, `(B, T)`, bool."""
+    picked_B_T = torch.zeros_like(rollout.mask_B_T, dtype=torch.bool)
     for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
-        for turn in rollout.turns(row) if counts else ():
-            yield row, turn
+        turns = rollout.turns(row) if counts else ()
+        messages = len(exchanges(rollout.completions[row]))
+        if len(turns) > 1 and messages != len(turns) and not any(turn.calls for turn in turns):
+            raise AlignmentError(
+                f"The completion at row {row} has {len(turns)} turns and {messages} assistant messages, so the calls "
+                "of its turns are not known. Return one message for each turn, or leave out hooks that read calls."
+            )
+        for turn in turns:
+            if picks(turn):
+                picked_B_T[row, slice(*turn.tokens)] = True
+    return picked_B_T
 
 
 @dataclass(frozen=True)
@@ -248,9 +239,10 @@ class RewardsOfTurns:
     scored_B_M: torch.Tensor  # whether the completion is scored and has the turn
     last_B_M: torch.Tensor  # whether it is the completion's last turn
 
-    def with_outcome(self) -> torch.Tensor:
-        """The rewards of each turn, the outcome added to the last, `(B, M)`."""
-        return self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
+    def returns(self, gamma: float) -> torch.Tensor:
+        """The discounted rewards of each turn and those after it, the outcome added to the last, `(B, M)`."""
+        rewards_B_M = self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
+        return discounted_returns(rewards_B_M, self.scored_B_M, gamma)
 
 
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
@@ -284,6 +276,11 @@ def gather_values(values_B_M: torch.Tensor, scored_B_M: torch.Tensor, rollout: R
     """The values of all ranks, `(N, M)`, NaN where there is none. Gathers twice."""
     values_N_M = rollout.gather(torch.where(scored_B_M, values_B_M, 0.0))
     return values_N_M.masked_fill(rollout.gather(scored_B_M.to(values_B_M.dtype)) == 0, torch.nan)
+
+
+def _apart_by_place(values_N_M: torch.Tensor, places: torch.Tensor, normalise: bool, epsilon: float) -> torch.Tensor:
+    """Values minus the mean of all those with the same place."""
+    return group_apart(values_N_M.flatten(), places.flatten(), epsilon if normalise else None).view_as(values_N_M)
 
 
 def to_tokens(values_B_M: torch.Tensor, turns_B_T: torch.Tensor) -> torch.Tensor:

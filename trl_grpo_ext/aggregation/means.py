@@ -8,7 +8,7 @@ import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, groups_with_prefixes, without_rounding
 from ..errors import ConfigurationError
-from ..guard.parameters import Checked, choice, flag, number, whole
+from ..guard.parameters import Checked, choice, number, whole
 from ..types import AggregationDeclaration, Rollout, Totals
 
 
@@ -23,7 +23,6 @@ class TokenMean:
     __name__ = "token_mean"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)` that sum to 1 over all ranks (to 0 in a batch without a live token)."""
         return rollout.mask_B_T / max(rollout.totals.tokens, 1)
 
 
@@ -45,8 +44,7 @@ class SeqMeanTokenMean:
 class SeqMeanTokenSum:
     """Every token counts the same, whatever the batch's lengths: `w = 1 / N`.
 
-    The gradient grows with the mean length; expect to lower the learning rate by about that factor against
-    `token_mean`.
+    The gradient grows with the mean length: lower the learning rate by about that factor against `token_mean`.
 
     Source: LUSPO (2602.05261), whose sequence-level loss times the length is this sum. Equals the reduction of TRL's
     `loss_type="luspo"`.
@@ -100,8 +98,7 @@ class TokenSum:
 
     Divide a learning rate that suits `token_mean` by the usual number of tokens per step, or clip the gradient.
 
-    Source: REINFORCE (Williams, 1992), whose estimate sums over an episode's steps.
-    Departures: the sum runs over all episodes of a step instead of one.
+    Source: REINFORCE (Williams, 1992), whose estimate sums over the steps of one episode.
     """
 
     __name__ = "token_sum"
@@ -114,9 +111,6 @@ class TokenSum:
 class TokenMeanStep:
     """Every token of one optimizer step counts the same, over all ranks and micro-batches: `Σ l / (step's tokens)`.
 
-    With several optimizer steps per generation batch, `token_mean` gives a step with long completions a larger
-    gradient; here each step is its own mean.
-
     Source: the token-level loss of DAPO (2503.14476), eq. 8, normalised over one optimizer step as OpenRLHF does.
     Departures: the paper's sum runs over one group.
     """
@@ -125,12 +119,8 @@ class TokenMeanStep:
     declares = AggregationDeclaration(needs=("step_totals",))
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return the micro-batch's share, scaled so that the mean over the step's micro-batches and ranks is exact."""
         if totals.step is None:
-            raise ConfigurationError(
-                "token_mean_step: totals.step is None, so the tokens of the optimizer step are not known. The trainer "
-                "sets it where every optimizer step lies within one generation batch; otherwise use token_mean."
-            )
+            raise ConfigurationError("token_mean_step: totals.step is None: an optimizer step spans several batches.")
         shares = totals.processes * totals.step.micro_batches
         return _live_sum(loss_B_T, mask_B_T) * (shares / max(totals.step.tokens, 1))
 
@@ -148,7 +138,6 @@ class TokenMeanLocal:
     __name__ = "token_mean_local"
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return `Σ m·l / Σ m` of one micro-batch; 0 where it has no live token."""
         return _live_sum(loss_B_T, mask_B_T) / mask_B_T.sum().clamp(min=1.0)
 
 
@@ -162,28 +151,20 @@ class LengthPower(Checked):
     """Weigh each completion's token sum by a power of its length: `w = |o_i|^-α / Σ_j |o_j|^-α`.
 
     If the variance of a completion's gradient is proportional to its length, α = 1 gives the weighted mean of token
-    sums with the least variance; a smaller α lets long completions count more. With `normalize=False` the divisor is
-    the number of completions, `w = |o_i|^-α / N`: α = 0 is `seq_mean_token_sum`, α = ½ the square-root rule and α = 1
-    `seq_mean_token_mean`.
+    sums with the least variance; a smaller α lets long completions count more.
 
     Source: VL Norm, first called ΔL normalisation (2509.07558). The sum runs over the whole batch, as in its authors'
     code.
-    Departures: the paper's constant factor 1/M is 1. Completions without a live token are not in the sum; with
-    `normalize=False` they count in N.
+    Departures: the paper's constant factor 1/M is 1. Completions without a live token are not in the sum.
 
     Args:
         alpha: α, not negative. The paper's theory asks for 1; for mathematics its authors use 0.75.
-        normalize: Whether the completions' weights sum to 1.
     """
 
     __name__ = "length_power"
     alpha: float = number(1.0, "a finite number that is not negative", lambda x: x >= 0)
-    normalize: bool = flag(True)
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        if not self.normalize:
-            powers_B = rollout.lengths_B.clamp(min=1.0) ** -self.alpha
-            return rollout.mask_B_T * powers_B.unsqueeze(1) / max(rollout.totals.sequences, 1)
         lengths_N = rollout.gather(rollout.lengths_B)
         live_N = lengths_N > 0
         # In units of the shortest completion, whose power is 1: nothing overflows, and the sum is at least 1.
@@ -206,8 +187,7 @@ class SignBalanced(Checked):
     form a third part. `G_s` and `G` count the completions with a live token; a group with none counts in Q.
 
     Args:
-        over: "group", as in the paper, or "batch", which treats the generation batch of all ranks as one group;
-            outcomes are relative to a completion's own group in both.
+        over: "group", as in the paper, or "batch", which treats the generation batch of all ranks as one group.
     """
 
     __name__ = "sign_balanced"
@@ -258,11 +238,11 @@ class TailMean(Checked):
     """The mean of the largest sequence losses, each the mean over its completion's tokens.
 
     Of `n` completions the worst `k = fraction · n` count 1/k each, the rest nothing. Ties share the remaining weight; a
-    fractional `k` takes a part of the last one. In a policy gradient this emphasises unlearning failures. With
-    accumulation or several ranks it is the mean of the micro-batches' tails.
+    fractional `k` takes a part of the last one. With accumulation or several ranks it is the mean of the micro-batches'
+    tails.
 
     Source: conditional value at risk, Rockafellar & Uryasev, "Optimization of conditional value-at-risk" (2000), with
-    the completions of a micro-batch as equally likely outcomes and `fraction = 1 - β` of the paper.
+    `fraction = 1 - β` of the paper.
     Departures: completions without a live token are left out; a micro-batch without any others gives 0.
 
     Args:
@@ -273,7 +253,6 @@ class TailMean(Checked):
     fraction: float = number(0.5, "greater than 0 and at most 1", lambda x: 0 < x <= 1)
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return the mean of the micro-batch's worst sequence losses; 0 where it has no live token."""
         lengths_B = mask_B_T.sum(dim=1)
         sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
         losses_n = sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]

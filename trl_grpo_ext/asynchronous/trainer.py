@@ -1,48 +1,53 @@
 """`AsyncGRPOExtTrainer`: the overrides of TRL's `AsyncGRPOTrainer`, none of them a copy.
 
-| TRL calls | what is added |
-| --- | --- |
-| `_score_group`, in the worker | rewards with weights and guard, shapers, rollout hooks, the filter (`loop`) |
-| `get_train_dataloader` | the rows travel beside each micro-batch |
-| `get_batch_samples` | an optimizer step at a time: the aggregation's weights, metrics, records |
-| `compute_loss` | forward hooks, token losses, the aggregation |
-| `train`, `log`, `_save` | manifest and token records |
-
-TRL packs samples into one row per rank and lists the terms of the loss, `M` of them. Plugins see `(B, T)`: `B` samples,
-`T` completion tokens, the mask 1 at the tokens that have a term. With no plugin selected the numbers are TRL's to the
-bit.
+In the process that samples, `ScoringLoop` scores a group and runs the rollout hooks and the filter. What it knows of a
+completion, a `Row`, travels with TRL's sample. In the training process `Steps` weighs the rows of an optimizer step and
+computes the loss. TRL lists its terms, `M` of them; plugins see `(B, T)`: `B` samples, `T` completion tokens.
 """
 
-import functools
+import asyncio
 import itertools
+import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
-from ..credit import flow
+from ..credit import flow, groups, rollouts, signal
 from ..credit.chain import Change
+from ..credit.parts import agreed_names, part_metrics
 from ..credit.terms import FurtherTerms
-from ..errors import ConfigurationError
-from ..guard.agreement import Agreement
-from ..guard.calls import unique_names
+from ..errors import ConfigurationError, PluginRunError
+from ..guard.calls import is_async, unique_names
+from ..guard.reward_watch import RewardWatch
 from ..records.log import LiveLog
-from ..trainer.batch import BatchKeys
+from ..trainer.batch import BatchKeys, row_entries
 from ..trainer.facts import LossSettings, Progress
-from ..trainer.hook_states import AdvantageHookStates, has_state
-from ..trainer.loss_forward import LossForward, PolicyPass
+from ..trainer.hook_states import has_state
 from ..trainer.record_stage import RecordStage
-from ..trainer.reductions import Computed, reduction_of
+from ..trainer.reductions import Computed, LossForward, PolicyPass, reduction_of
 from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
 from ..trainer.upstream import asynchronous as upstream
-from ..types import Declaration, HookDeclaration, Rollout, StepTotals, Totals, implements, role_of
-from .loop import ExtRolloutLoop, Row, padded, rollout_of
+from ..trainer.upstream import reading
+from ..types import Declaration, Part, Rollout, StepTotals, Totals, implements, role_of
+
+LOSS_TYPE = "dapo"  # what TRL's synchronous trainer calls this trainer's loss
+PLUGINS = ("advantage_hooks", "loss_aggregation", "token_losses")
+SETTINGS = ("plugin_changes", "reward_timeout", "token_records")
+THERE = {"advantages", "entropies", "offsets", "old_logps", "sampling_logps", "several_updates"}  # of what plugins need
+MOST_DROPPED = 1000  # groups in a row: a run of which the filter leaves nothing would wait for ever
+ROWS = "trl_grpo_ext_rows"  # the entry of a micro-batch with a rank's rows, as bytes; later what losses read of them
+
+ALONE = torch.nn.Identity()  # the gather of a process that has all rows
+OF_GROUP = ("rewards_B", "raw_rewards_B", "group_baselines_B", "uninformative_B")  # known where the whole group is
 
 _Next: type = AsyncGRPOTrainer if TYPE_CHECKING else object
 
@@ -50,19 +55,8 @@ _Next: type = AsyncGRPOTrainer if TYPE_CHECKING else object
 class AsyncGRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `AsyncGRPOTrainer`; put it first among the bases. Experimental.
 
-    Takes `AsyncGRPOTrainer`'s arguments and these.
-
-    Args:
-        reward_funcs: As in TRL. A list from `load_rewards` brings its weights.
-        rewards: Selections of further rewards.
-        advantage_hooks: Selections or hook objects. Those that act before the loss must declare `independent=True`,
-            since groups are scored one by one.
-        loss_aggregation: A selection or an aggregation object.
-        token_losses: Selections or token loss objects.
-        group_filter: A selection or a group filter. Dropped groups are counted as `groups/dropped/<reason>_total`.
-        token_records: Completions of each optimizer step to record token by token, in whole groups.
-        reward_timeout: Wall-clock seconds that all reward functions together may take for one group.
-        plugin_changes: `stop` or `warn`, as in `GRPOExtConfig`.
+    Takes `AsyncGRPOTrainer`'s arguments and those of `SETTINGS` and `PLUGINS`, as in `GRPOExtConfig`, `rewards` too.
+    `group_filter` is a selection or a filter; `reward_timeout` counts for one group.
 
     Raises:
         UpstreamError: The installed TRL is not one that this was tested with.
@@ -70,169 +64,245 @@ class AsyncGRPOExtMixin(_Next):
         PluginError: A selected plugin does not load.
     """
 
-    _trl_grpo_ext: SimpleNamespace
+    _trl_grpo_ext: Any
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        *arguments: Any,
-        rewards: Any = None,
-        group_filter: Any = None,
-        token_records: int = 0,
-        reward_timeout: float | None = 3600.0,
-        plugin_changes: str = "stop",
-        **keywords: Any,
-    ) -> None:
-        upstream.check(AsyncGRPOTrainer)
-        given = {name: keywords.pop(name, None) for name in ("advantage_hooks", "loss_aggregation", "token_losses")}
-        settings = SimpleNamespace(
-            token_records=token_records,
-            reward_timeout=reward_timeout,
-            plugin_changes=plugin_changes,
-            loss_type=LOSS_TYPE,
-        )
-        resample = None if group_filter is None else {"filter": group_filter}
-        plugins = SelectedPlugins(settings, {**given, "resample": resample, "prompt_sampler": None})
+    def __init__(self, model: Any, reward_funcs: Any = None, *arguments: Any, **keywords: Any) -> None:
+        upstream.check()
+        settings = {name: keywords.pop(name) for name in SETTINGS if name in keywords}
+        given = {name: keywords.pop(name, None) for name in PLUGINS}
+        group_filter = keywords.pop("group_filter", None)
+        given |= {"resample": None if group_filter is None else {"filter": group_filter}, "prompt_sampler": None}
+        plugins = SelectedPlugins(SimpleNamespace(loss_type=LOSS_TYPE, **settings), given)
         refuse(plugins)
-        ours = self._trl_grpo_ext = SimpleNamespace(plugins=plugins)
-        chosen = SelectedRewards(reward_funcs, rewards, None)
-        functions = chosen.functions if isinstance(chosen.functions, list) else [chosen.functions]
-        functions = [] if chosen.functions is None else functions
-        super().__init__(model, list(functions), *arguments, **keywords)
-        upstream.check_instance(self)
-        of_loop = {"plugins": plugins, "reward_weights": chosen.weights, "updates": self.args.weight_sync_steps}
+        self._trl_grpo_ext = plugins
+        listed = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] * (reward_funcs is not None)
+        chosen = SelectedRewards(listed, keywords.pop("rewards", None), None)
+        super().__init__(model, [*chosen.functions], *arguments, **keywords)
+        of_loop = {"plugins": plugins, "weights": chosen.weights, "updates": self.args.weight_sync_steps}
         needed = plugins.read_rollouts or {*chosen.weights} != {1.0}
-        upstream.install_loop(self, ExtRolloutLoop, of_loop, needed=needed)
-        self.reward_funcs = functions
-        self.reward_func_names = unique_names([flow.plugin_label(function) for function in functions])
+        upstream.install_loop(self, ScoringLoop, of_loop, needed=needed)
+        self.reward_funcs = chosen.functions
+        self.reward_func_names = unique_names([flow.plugin_label(function) for function in chosen.functions])
         self.reward_weights = torch.tensor(chosen.weights)
         self.advantage_hooks = plugins.hooks
         self.loss_aggregation = plugins.aggregation
         self.group_filter = plugins.group_filter
         self.token_losses = plugins.token_losses
         self.add_callback(LiveLog())
-        if any(map(has_state, plugins.hooks)):
-            self.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
-        ours.steps = Steps(self, plugins)
-        self.plugin_manifest = ours.steps.records.manifest
+        self._trl_grpo_ext = Steps(self, plugins)
+        self.plugin_manifest = self._trl_grpo_ext.records.manifest
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train as TRL does, after comparing the plugins with those of the checkpoint to resume from."""
-        self._trl_grpo_ext.steps.records.begin(resume_from_checkpoint)
+        self._trl_grpo_ext.records.begin(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *arguments, **keywords)
 
     def get_train_dataloader(self) -> Any:
         """Let the rows travel with TRL's micro-batches."""
         loader = super().get_train_dataloader()
         if self._trl_grpo_ext.plugins.read_rollouts:
-            upstream.extend_collator(loader, pack_rows)
+            upstream.extend_collator(loader, ROWS)
         return loader
 
     def get_batch_samples(self, *arguments: Any, **keywords: Any) -> Any:
         """Weigh and record the optimizer step whose micro-batches these are."""
         micro_batches, items = super().get_batch_samples(*arguments, **keywords)
-        if micro_batches and self._trl_grpo_ext.plugins.read_rollouts:
-            self._trl_grpo_ext.steps.prepare(micro_batches)
+        if micro_batches and ROWS in micro_batches[0]:
+            self._trl_grpo_ext.prepare(micro_batches)
         return micro_batches, items
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         """Compute TRL's loss, with what the plugins make of it."""
-        inherited = functools.partial(super().compute_loss, **keywords)
-        return self._trl_grpo_ext.steps.compute_loss(inherited, model, inputs, *arguments)
+        if ROWS not in inputs:
+            return super().compute_loss(model, inputs, *arguments, **keywords)
+        return self._trl_grpo_ext.compute_loss(super().compute_loss, model, inputs, *arguments, **keywords)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Log as TRL does, and write the token records beside it."""
-        self._trl_grpo_ext.steps.records.before_log()
+        self._trl_grpo_ext.records.before_log()
         super().log(logs, *arguments, **keywords)
 
     def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         super()._save(output_dir, *arguments, **keywords)
-        self._trl_grpo_ext.steps.records.write_beside_weights(output_dir)
+        self._trl_grpo_ext.records.write_beside_weights(output_dir)
 
 
 class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):
     """TRL's `AsyncGRPOTrainer` with plugins. Experimental."""
 
 
-LOSS_TYPE = "dapo"
-"""What TRL's synchronous trainer calls this trainer's loss."""
-
-THERE = {"advantages", "entropies", "offsets", "old_logps", "sampling_logps", "several_updates"}
-"""What plugins may need here."""
-
-
 def refuse(plugins: SelectedPlugins) -> None:
-    """Refuse what cannot act in the asynchronous trainer, each in one sentence."""
-    for hook in plugins.hooks:
-        if role_of(hook) == "forward":
-            continue
-        name = f"The advantage hook {flow.plugin_label(hook)!r}"
-        if not HookDeclaration.of(hook).independent:
-            raise ConfigurationError(
-                f"{name} may look beyond a group (it does not declare independent=True), and the asynchronous trainer "
-                "scores groups one by one: declare it if it holds, or remove the hook."
-            )
-        if has_state(hook):
-            raise ConfigurationError(
-                f"{name} has a state, which would be lost with the process that scores: remove it."
-            )
+    """Refuse what cannot act in the asynchronous trainer."""
+    estimates = any(role_of(hook) == "estimator" for hook in plugins.hooks)
     for plugin in plugins.needing_logps:
-        declared = Declaration.of(plugin)
+        declared: Any = Declaration.of(plugin)
+        role = role_of(plugin) if plugin in plugins.hooks else None
         teachers = [f"the teacher {name}" for name in getattr(declared, "teachers", ())]
-        if lacking := [*sorted({*declared.needs} - THERE), *teachers]:
-            raise ConfigurationError(
-                f"The plugin {flow.plugin_label(plugin)!r} needs {', '.join(lacking)}, which TRL's asynchronous "
-                "trainer does not compute: remove it, or train with GRPOExtTrainer."
-            )
+        lacking = [need for need in (*declared.needs, *teachers) if need not in THERE]
+        problems = [f"needs {need}, which TRL does not compute here" for need in lacking]
+        if has_state(plugin):
+            problems.append("has a state, which no checkpoint would keep")
+        if role not in (None, "forward") and not getattr(declared, "independent", False):
+            problems.append("may look beyond a group, as it does not declare independent=True")
+        if role == "shaper" and not estimates:
+            problems.append("shapes rewards, which TRL's own advantages do not read: add an estimator")
+        if problems:
+            name = flow.plugin_label(plugin)
+            raise ConfigurationError(f"{name!r} cannot act in the asynchronous trainer: it {problems[0]}.")
     losses_that_replace(plugins.losses_by_name)
 
 
-ROWS = "trl_grpo_ext_rows"
-"""The entry of a micro-batch that holds a rank's rows, as bytes; later what losses read of them."""
+class Row(float):
+    """What is known of a scored completion. It is a number, TRL's advantage, so that TRL's queue carries it along."""
 
-COLUMN_M = "trl_grpo_ext_column"
-"""The completion token of each term of a micro-batch's loss, `(M,)`. TRL lists the terms by sample and token."""
+    sample: Any  # TRL's
+    columns: Mapping[str, Any]  # of the data set
+    parts: Mapping[str, Sequence[Part]]
+    outcomes: Mapping[str, Any]
+    of_group: Mapping[str, float]  # fields of the rollout that need the whole group, of which a step may see a part
+    stages: Mapping[str, np.ndarray]  # `(T,)`, the advantages: TRL's, then after each hook
+    allowed_signs: np.ndarray | None
+    dropped: Mapping[int, str]  # groups that the filter dropped since the last one, and why
 
 
-def pack_rows(packed: Sequence[Any], batch: dict[str, Any]) -> None:
-    """On rank 0, for all ranks: the rows beside the micro-batch, and the advantage of each term.
+def rollout_of(
+    rows: Sequence[Row], counts: Any, gather: Any, weights: Sequence[float], tokenizer: Any, end_ids: Any, step: int
+) -> Rollout:
+    """The context of these rows, as if they were one group and all ranks had them.
 
-    TRL deals tensors alone to the ranks, so the rows are packed into bytes; zeros may follow.
+    The weights are those of the first rewards; environments and shapers follow, with 1.
     """
-    rows = [[sample["advantage"].row for sample in of_rank.samples] for of_rank in packed]
-    terms = [np.concatenate([row.advantages[row.mask > 0] for row in of_rank]) for of_rank in rows]
-    batch["advantages"] = padded(terms).float()
-    batch[ROWS] = padded([np.frombuffer(bytearray(pickle.dumps(of_rank)), dtype=np.uint8) for of_rank in rows])
+    samples = [row.sample for row in rows]
+    starts = [int(sample.completion_mask.argmax()) for sample in samples]  # the prompt stands before
+    ids, masks, logps = (
+        [getattr(sample, name)[start:] for sample, start in zip(samples, starts, strict=True)]
+        for name in ("input_ids", "completion_mask", "old_log_probs")
+    )
+    names = [name for name in samples[0].metrics if name.startswith("rewards/")]
+    rewards_N_K = torch.tensor([[sample.metrics[name] for name in names] for sample in samples])
+    parts = {name: [row.parts.get(name, ()) for row in rows] for row in rows for name in row.parts}
+    scored = rollouts.ScoredRows(
+        rows=[row.columns for row in rows],
+        prompts=[sample.prompt for sample in samples],
+        completions=[sample.completion for sample in samples],
+        completion_ids=[row.tolist() for row in ids],
+        rewards_N_K=rewards_N_K,
+        parts=parts,
+        part_names=agreed_names(parts, gather, rewards_N_K.device),
+    )
+    facts = rollouts.RolloutFacts(
+        tokenizer=tokenizer,
+        end_ids={*end_ids, tokenizer.pad_token_id},
+        reward_names=[name.removeprefix("rewards/") for name in names],
+        reward_weights_K=torch.tensor([*weights, *[1.0] * (len(names) - len(weights))]),
+        group_size=len(rows),
+    )
+    prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
+    sampler = {"sampling_logps": logps, "old_logps": logps}  # which is the old policy: TRL has no other
+    tensors = rollouts.RowTensors.of(prompts, ids, masks, tokenizer.pad_token_id, **sampler)
+    return rollouts.build_rollout(scored, tensors, facts, Totals(**counts), gather, step=step)
 
 
-class Records(RecordStage):
-    """What is recorded and logged of a run. TRL has no table of completions here."""
+class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
+    """TRL's rollout loop; `_score_group` scores, changes or drops a group."""
 
-    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None: ...
+    reward_funcs: list[Any]
+
+    def __init__(self, plugins: SelectedPlugins, weights: Sequence[float], updates: int, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.reward_func_names: list[str] = unique_names(self.reward_func_names)
+        self._functions = self.reward_funcs
+        self._plugins, self._weights = plugins, weights
+        self._updates = updates  # optimizer steps of a model version
+        self._dropped: dict[int, str] = {}  # groups since the last one that was kept, and why
+
+    async def _score_group(self, group: Any) -> list[Any]:
+        watch, metrics = RewardWatch(self._plugins.settings.reward_timeout), dict[str, float]()
+        loggers = {"log_metric": metrics.__setitem__, "log_extra": lambda column, values: None}  # which the watch keeps
+        scored: dict[str, Sequence[float | None]] = {}
+        self.reward_funcs = [
+            partial(_weighted, watch.wrap(function, name), weight, partial(scored.__setitem__, name), **loggers)
+            for function, name, weight in zip(self._functions, self.reward_func_names, self._weights, strict=False)
+        ]
+        with watch.time_limit():
+            samples: list[Any] = await super()._score_group(group)
+        if self._plugins.read_rollouts or {*self._weights} - {1.0}:
+            if {len(sequences) for sequences in group.completions_sequences} != {1}:
+                raise ConfigurationError(
+                    "A conversation did not become one training row, which plugins need: raise fork_threshold_tokens."
+                )
+            for name, scores in scored.items():
+                for sample, score in zip(samples, scores, strict=True):
+                    sample.metrics[f"rewards/{name}"] = math.nan if score is None else float(score)
+        if self._plugins.read_rollouts:
+            for place, sample in enumerate(samples):
+                row = sample.advantage = Row(sample.advantage)
+                row.sample = sample
+                row.columns = {name: values[place] for name, values in group.reward_kwargs.items()}
+                row.parts = {name: parts[place] for name, parts in watch.parts.items()}
+                row.outcomes = {name: outcomes[place] for name, outcomes in watch.outcomes.items()}
+            metrics |= part_metrics(watch.parts, agreed_names(watch.parts, ALONE), ALONE)
+            samples = samples if self._give_credit([sample.advantage for sample in samples], metrics) else []
+        self._push_metrics(metrics)
+        return samples
+
+    def _give_credit(self, rows: Sequence[Row], metrics: dict[str, float]) -> bool:
+        """Give the rows of a group the advantages that the hooks make, unless the filter drops it."""
+        chain, group_filter, group = self._plugins.chain, self._plugins.group_filter, rows[0].sample.group_id
+        tokens = int(sum(row.sample.completion_mask.sum() for row in rows))
+        counts = {"tokens": tokens, "sequences": len(rows), "prompts": 1, "max_completion_length": self.max_tokens}
+        step = max(self.model_version - 1, 0) * self._updates  # the first version is the model at the start
+        of_run = self._weights, self.tokenizer, self.eos_token_ids, step
+        rollout = chain.on_rewards(rollout_of(rows, counts, ALONE, *of_run))
+        equal_B = groups.group_is_equal(rollout.rewards_B, rollout.group_ids_B)  # where TRL magnifies rounding errors
+        at_first_B = torch.tensor(rows).masked_fill(equal_B, 0.0)
+        advantages_B_T, changes = chain.on_rollout(at_first_B, rollout)
+        signs_B_T = chain.allowed_signs(rollout)
+        rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
+        metrics |= chain.metrics()
+        if group_filter is not None:
+            verdicts = flow.group_verdicts(group_filter, rollout)
+            verdict = flow.verdicts_by_group(group_filter, verdicts, [group] * len(rows))[group]
+            if verdict is not True:
+                self._dropped[group] = verdict or "dropped"
+                if len(self._dropped) >= MOST_DROPPED:
+                    raise PluginRunError(f"The group filter dropped {MOST_DROPPED} groups in a row: {verdict!r}.")
+                return False
+        stages = {"trl": flow.expand_advantages(at_first_B, rollout.mask_B_T)}
+        stages |= {change.name: change.after_B_T for change in changes}
+        of_group = {name: getattr(rollout, name) for name in OF_GROUP if getattr(rollout, name) is not None}
+        of_group["zero_variance"] = signal.zero_variance_of(signal.signal_table(rollout))
+        for place, row in enumerate(rows):
+            size = int(rollout.completion_mask_B_T[place].sum())
+            rewards = zip(rollout.reward_names, rollout.rewards_B_K[place].tolist(), strict=True)
+            row.sample.metrics |= {f"rewards/{name}": reward for name, reward in rewards}
+            row.of_group = {name: values_B[place].item() for name, values_B in of_group.items()}
+            row.stages = {name: values_B_T[place, :size].numpy() for name, values_B_T in stages.items()}
+            row.allowed_signs = None if signs_B_T is None else signs_B_T[place, :size].numpy()
+            row.dropped, self._dropped = self._dropped, {}
+        return True
+
+
+async def _weighted(function: Any, weight: float, keep: Any, **columns: Any) -> list[float | None]:
+    """What a reward function says of each completion, which is kept, times its weight."""
+    scores = await (function(**columns) if is_async(function) else asyncio.to_thread(function, **columns))
+    keep(scores)
+    return [None if score is None else weight * score for score in scores]
 
 
 class Steps:
     """Everything of ours that acts in the training process."""
 
     def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
-        self._trainer, self._plugins = trainer, plugins
-        accelerator = trainer.accelerator
-        facts: Any = SimpleNamespace(  # those of `RunFacts` that are read here
-            rank=accelerator.process_index,
-            ranks=accelerator.num_processes,
-            device=accelerator.device,
-            gather=self.gather,
-            sum_over_ranks=functools.partial(accelerator.reduce, reduction="sum"),
-            agreement=Agreement(accelerator.process_index, accelerator.num_processes, accelerator.gather),
-            accumulation=1,
-            steps_per_generation=1,
-        )
+        self._trainer, self.plugins = trainer, plugins
+        facts: Any = reading.RankFacts(trainer.accelerator)
+        facts.accumulation = facts.steps_per_generation = 1  # what weights span here is one optimizer step
+        facts.gather = self.gather
         self._facts, self._agreement = facts, facts.agreement
         self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
-        self._token_losses = TokenLosses(plugins.losses_by_name, facts, facts.agreement.section)
+        self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
-        self.records = Records(trainer, facts, plugins, evaluates=False)
+        self.records = RecordStage(trainer, facts, plugins, evaluates=False)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, of which each may have another number."""
@@ -241,126 +311,92 @@ class Steps:
         both = torch.split(self._agreement.gather(torch.cat([values, missing])), max(counts))
         return torch.cat([rows[:count] for rows, count in zip(both, counts, strict=True)])
 
-    # ------------------------------------------------------------------ once per optimizer step
-
     def prepare(self, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Weigh and record an optimizer step, whose micro-batches are all here."""
-        self._trainer.model.train()  # as for each step; before the first, metrics would be those of an evaluation
-        rows: list[Row] = []
-        own: list[slice] = []
-        for inputs in micro_batches:
-            here = pickle.loads(inputs[ROWS].cpu().numpy().tobytes())  # which this run has made itself
-            inputs[ROWS] = {COLUMN_M: torch.as_tensor(np.concatenate([np.flatnonzero(row.mask) for row in here]))}
-            own.append(slice(len(rows), len(rows) + len(here)))
-            rows += here
-        with self._agreement.section():
-            rollout = self._rollout(rows, len(micro_batches))
-            entries = self._entries(rows, rollout)
+        trl, rank = self._trainer, self._facts.rank
+        trl.model.train()  # as for each step; before the first, metrics would be those of an evaluation
+        dealt = [pickle.loads(inputs[ROWS].cpu().numpy().tobytes()) for inputs in micro_batches]  # of this run's making
+        rows: list[Row] = [row for here in dealt for row in here]
+        with self._agreement.section(), self._facts.device:
+            facts = [[row.sample.group_id, int(row.sample.completion_mask.sum()), rank] for row in rows]
+            facts_N_C = self.gather(torch.tensor(facts))
+            _, groups_N = torch.unique(facts_N_C[:, 0], return_inverse=True)
+            sequences, tokens = len(groups_N), int(facts_N_C[:, 1].sum())
+            counts: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "micro_batches": len(micro_batches)}
+            counts |= {"prompts": int(groups_N.max()) + 1, "processes": self._facts.ranks, "step": StepTotals(**counts)}
+            counts["max_completion_length"] = trl.args.max_completion_length
+            known: dict[str, Any] = {
+                name: torch.tensor([row.of_group[name] for row in rows]) for name in rows[0].of_group
+            }
+            zero_variance_B = known.pop("zero_variance")
+            stages = {name: rollouts.padded([row.stages[name] for row in rows]) for name in rows[0].stages}
+            signs = [row.allowed_signs for row in rows if row.allowed_signs is not None]
+            first = int((facts_N_C[:, 2] < rank).sum())
+            local = slice(first, first + len(rows))
+            known |= {"num_generations": trl.args.num_generations, "group_ids_B": groups_N[local], "local_rows": local}
+            known["advantages_B_T"] = [*stages.values()][-1]
+            of_run = trl.reward_weights.tolist(), trl.processing_class, trl.eos_token_ids, trl.state.global_step
+            rollout = replace(rollout_of(rows, counts, self.gather, *of_run), **known)
+            entries: dict[str, Any] = {
+                "advantages": rollout.advantages_B_T,
+                "completion_ids": rollout.completion_ids_B_T,
+                "completion_mask": rollout.mask_B_T,
+                "old_per_token_logps": rollout.old_logps_B_T,
+                "sampling_per_token_logps": rollout.sampling_logps_B_T,
+                BatchKeys.row_id: torch.arange(len(rows)),
+                **row_entries(rollout, zero_variance_B, rollouts.padded(signs) if signs else None),
+            }
+        if implements(self.plugins.aggregation, "weights"):
+            with self._agreement.section():
+                weights_B_T = entries[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)
+            self.records.saw_weights(weights_B_T, entries["advantages"], rollout.mask_B_T)
         self._token_losses.carry(entries, rollout)
-        stages = {name: padded([row.stages[name] for row in rows], self._facts.device) for name in rows[0].stages}
         changes = [Change(name, stages[before], stages[name]) for before, name in itertools.pairwise(stages)]
         outcomes = {name: [row.outcomes.get(name) for row in rows] for row in rows for name in row.outcomes}
         self.records.saw_batch(rollout, {**entries, "advantages": stages["trl"]}, changes, outcomes)
-        for inputs, place in zip(micro_batches, own, strict=True):
-            inputs[ROWS] |= {name: values[place] for name, values in entries.items()}
+        parts = {name: values.split([len(here) for here in dealt]) for name, values in entries.items()}
+        for number, inputs in enumerate(micro_batches):
+            inputs[ROWS] = {name: values[number] for name, values in parts.items()}
             inputs[ROWS][BatchKeys.totals] = rollout.totals
 
-    def _rollout(self, rows: Sequence[Row], micro_batches: int) -> Rollout:
-        """The context of a step: its rows of this rank, with the counts and groups of all."""
-        trl, rank, device = self._trainer, self._facts.rank, self._facts.device
-        facts_N_C = self.gather(torch.tensor([[row.group, int(row.mask.sum()), rank] for row in rows], device=device))
-        _, groups_N = torch.unique(facts_N_C[:, 0], return_inverse=True)
-        tokens, sequences = int(facts_N_C[:, 1].sum()), len(groups_N)
-        totals = Totals(
-            tokens=tokens,
-            sequences=sequences,
-            prompts=int(groups_N.max()) + 1,
-            max_completion_length=trl.args.max_completion_length,
-            processes=self._facts.ranks,
-            micro_batches=micro_batches,
-            step=StepTotals(tokens=tokens, sequences=sequences, micro_batches=micro_batches),
-        )
-        of_run = {"tokenizer": trl.processing_class, "end_ids": trl.eos_token_ids, "step": trl.state.global_step}
-        rollout = rollout_of(rows, totals, self.gather, **of_run, device=device)
-        first = int((facts_N_C[:, 2] < rank).sum())
-        local = slice(first, first + len(rows))
-        return replace(
-            rollout,
-            num_generations=trl.args.num_generations,
-            group_ids_B=groups_N[local],
-            local_rows=local,
-            advantages_B_T=padded([row.advantages for row in rows], device),
-        )
-
-    def _entries(self, rows: Sequence[Row], rollout: Rollout) -> dict[str, Any]:
-        """What the losses of a step read, named as in TRL's synchronous trainer."""
-        mask_B_T, aggregation = rollout.mask_B_T, self._plugins.aggregation
-        entries: dict[str, Any] = {
-            "advantages": rollout.advantages_B_T,
-            "completion_ids": rollout.completion_ids_B_T,
-            "completion_mask": mask_B_T,
-            "old_per_token_logps": rollout.old_logps_B_T,
-            "sampling_per_token_logps": rollout.sampling_logps_B_T,
-            BatchKeys.row_id: torch.arange(len(rows), device=mask_B_T.device),
-            BatchKeys.reward: rollout.rewards_B,
-            BatchKeys.raw_reward: rollout.raw_rewards_B,
-            BatchKeys.baseline: rollout.group_baselines_B,
-            BatchKeys.zero_variance: torch.tensor([row.zero_variance for row in rows], device=mask_B_T.device),
-        }
-        if rows[0].allowed_signs is not None:
-            entries[BatchKeys.allowed_signs] = padded([row.allowed_signs for row in rows], mask_B_T.device)
-        if implements(aggregation, "weights"):
-            weights_B_T = entries[BatchKeys.weights] = flow.token_weights(aggregation, rollout)
-            self.records.saw_weights(weights_B_T, entries["advantages"], mask_B_T)
-        return entries
-
-    # ------------------------------------------------------------------ at every loss forward
-
-    def compute_loss(self, inherited: Callable[..., Any], model: Any, inputs: dict[str, Any], *arguments: Any) -> Any:
+    def compute_loss(self, inherited: Any, model: Any, inputs: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
         """The loss of a micro-batch: TRL's, with the forward hooks' advantages and the selected terms and weights."""
-        trl, plugins = self._trainer, self._plugins
-        if ROWS not in inputs or not (plugins.reduces or plugins.forward_hooks or self.records.records_tokens):
-            return inherited(model, inputs, *arguments)
         forward = LossForward(dict(inputs[ROWS]), inputs[ROWS]["completion_mask"])
-        accumulation = int(trl.current_gradient_accumulation_steps)
-        progress = Progress(True, trl.state.global_step, accumulation, steps_per_generation=accumulation)
+        accumulation = int(self._trainer.current_gradient_accumulation_steps)
+        progress = Progress(True, self._trainer.state.global_step, accumulation, steps_per_generation=accumulation)
         selected = inputs["token_index"] >= 0
-        places = inputs["segment_id"][selected], forward.inputs[COLUMN_M].to(selected.device)
+        index_M = inputs["token_index"][selected]
+        places = forward.mask_B_T.nonzero(as_tuple=True)  # TRL lists the terms by sample and token
         leaf_B_T = forward.inputs["advantages"].clone().requires_grad_(self._reduction.takes_apart)
         late_M = leaf_B_T[places]
 
         def spread(values_M: torch.Tensor) -> torch.Tensor:
-            """Numbers of the terms as `(B, T)`, with 0 elsewhere, and with their graph."""
             return values_M.new_zeros(leaf_B_T.shape).index_put(places, values_M)
 
         def policy(**given: Any) -> Any:
             outputs = model(**given)
-            logps_B_T = spread(outputs.log_probs.flatten()[inputs["token_index"][selected]].float())
-            entropies_B_T = spread(outputs.entropy.flatten()[inputs["token_index"][selected]].detach().float())
-            changes = self._apply_hooks(forward, progress, logps_B_T, entropies_B_T) if plugins.forward_hooks else ()
+            logps_B_T = spread(outputs.log_probs.flatten()[index_M].float())
+            entropies_B_T = spread(outputs.entropy.flatten()[index_M].detach().float())
+            context = forward.context(logps_B_T, entropies_B_T, progress, self.gather)
+            with self._agreement.section():
+                before, signs_B_T = forward.inputs["advantages"], forward.inputs.get(BatchKeys.allowed_signs)
+                after_B_T, changes = self.plugins.chain.on_forward(before, context, signs_B_T)
+            self.records.saw_changes(changes, forward.inputs[BatchKeys.row_id], forward.mask_B_T)
             forward.passes.append(PolicyPass(logps_B_T, entropies_B_T, changes))
             with torch.no_grad():
-                leaf_B_T.copy_(forward.inputs["advantages"])
+                leaf_B_T.copy_(after_B_T)
                 late_M.copy_(leaf_B_T[places])
             return outputs
 
-        trl_loss = inherited(policy, {**inputs, "advantages": upstream.LateAdvantages(late_M)}, *arguments)
+        # TRL takes the advantages by an index before the forward pass and uses them after it.
+        late = {**inputs, "advantages": defaultdict(lambda: late_M)}
+        trl_loss = inherited(policy, late, *arguments, **keywords)
         forward.inputs["advantages"] = leaf_B_T
-        weights_B_T = spread(upstream.reduction_weights(trl, inherited, inputs)[selected])
         values, metrics = self._token_losses.values(forward, progress)
         self.records.add_metrics(metrics)
         further = FurtherTerms(values, bool(self._token_losses.replaced_by))
-        reduced = self._reduction.reduce(Computed(trl_loss, forward, self._settings, progress, further, weights_B_T))
+        measured_B_T = spread(upstream.reduction_weights(self._trainer, inherited, inputs)[selected])
+        computed = Computed(trl_loss, forward, self._settings, progress, self._facts, further, measured_B_T)
+        reduced = self._reduction.reduce(computed)
         self.records.saw_loss(forward, reduced)
         return reduced.loss
-
-    def _apply_hooks(
-        self, forward: LossForward, progress: Progress, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
-    ) -> Sequence[Change]:
-        inputs = forward.inputs
-        with self._agreement.section():
-            context = forward.context(logps_B_T, entropies_B_T, progress, self.gather)
-            signs_B_T = inputs.get(BatchKeys.allowed_signs)
-            inputs["advantages"], changes = self._plugins.chain.on_forward(inputs["advantages"], context, signs_B_T)
-        self.records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
-        return changes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,27 +57,26 @@ def check_command(
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     given = {} if columns is None else _columns(columns)
+    from ..plugins.description import find_named
     from ..plugins.discovery import scan
-
-    installed = scan()
+    from ..plugins.selection import parse_selection
     from ..testing import check  # slow to import
 
+    installed = scan()
     asked: dict[str, Any] = {}
     if selection is not None:
-        from ..plugins.description import find_named
-        from ..plugins.selection import parse_selection
-
         parsed = parse_selection(wanted or "reward", selection)
         plain = parsed.plain()
-        subjects = find_named(str(parsed), wanted, installed)
         asked = plain if isinstance(plain, dict) else {}
+        subjects = find_named(str(parsed), wanted, installed)
     else:
         subjects = [info for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
     found: list[tuple[PluginInfo, Report | str]] = []
     for place, info in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
         try:
-            found.append((info, check(info.kind, {**asked, "name": info.selection}, timeout=timeout, **given)))
+            chosen = {**asked, "name": info.selection}
+            found.append((info, check(info.kind, chosen, timeout=timeout, **given)))
         except (PluginError, ConfigurationError) as error:
             found.append((info, str(error)))
     if not found:
@@ -91,40 +90,28 @@ def _columns(given: str) -> dict[str, Any]:
         try:
             return {"columns": json.loads(given)}
         except ValueError as error:
-            raise ConfigurationError(
-                f"--columns is no JSON ({one_line(error, 200)}): {one_line(given, 100)}"
-            ) from error
-    rows = []
-    try:
-        with open(given, encoding="utf-8") as file:  # noqa: PTH123  # false, too, where a path cannot be one
-            for line in itertools.islice(filter(str.strip, file), _MOST_ROWS):
-                rows.append(json.loads(line))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--columns {one_line(given, 200)} cannot be read: {one_line(error, 200)}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ConfigurationError(f"--columns {one_line(given, 200)} holds no rows, one JSON object in each line.")
-    names = dict.fromkeys(name for row in rows for name in row)
-    values = {name: [row.get(name) for row in rows] for name in names}
+            raise ConfigurationError(f"--columns is no JSON: {one_line(error, 200)}") from error
+    from ..history.run_files import read_columns  # slow to import
+
+    values = {name: column[:_MOST_ROWS] for name, column in read_columns(Path(given)).items()}
     texts = {f"{name}s": values.pop(name) for name in ("prompt", "completion") if name in values}
     return {"columns": values, **texts}
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:
     plain = []
-    console = results()
-    for place, (info, one) in enumerate(found):
+    reports = []
+    for info, one in found:
         if isinstance(one, str):
             plain.append({"subject": info.name, "kind": info.kind, "ok": False, "error": one})
             messages().print(Text(printable(f"{info.name}: {one}")), style="red", soft_wrap=True)
-        else:
-            plain.append(one.plain())
-            if place and not as_json:
-                console.print()
-            for indent, parts in () if as_json else one.lines():
-                paragraph(console, Text.assemble(*parts), indent=indent)
+            continue
+        plain.append(one.plain())
+        reports.append(one)
+        for indent, parts in () if as_json else one.lines():
+            paragraph(results(), Text.assemble(*parts), indent=indent)
     if as_json:
         typer.echo(json.dumps(plain, indent=2))
-    reports = [one for _, one in found if not isinstance(one, str)]
     if len(reports) < len(found):
         raise typer.Exit(FAILED)
     if not all(one.ok for one in reports):

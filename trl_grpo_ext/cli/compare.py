@@ -18,12 +18,10 @@ from ..guard.untrusted import printable
 from .console import messages, results
 
 if TYPE_CHECKING:
-    from ..history.compare import Comparison, Gradients, Pair
+    from ..history.compare import Comparison, Gradients
 
 _SAME = 0.0005
 """Shares below this print as 0.0%."""
-_EXCERPT = 160
-"""Characters shown of a prompt or a completion."""
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 
@@ -31,8 +29,7 @@ def compare_command(
     completions: Annotated[
         str,
         typer.Argument(
-            help="A run's output_dir, or a folder or file with token records, TRL's completion tables, or JSON Lines "
-            "of prompt and completion. With --sample, a .jsonl or .parquet file of prompts."
+            help="A run's output_dir with token records, or a file of them; with --model also JSON Lines of texts."
         ),
     ],
     with_: Annotated[
@@ -49,15 +46,6 @@ def compare_command(
             "of an adapter."
         ),
     ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Sample --num_generations completions of each prompt with the model, into FOLDER."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens. Default: the model's.")
-    ] = None,
     dataset: Annotated[
         str | None,
         typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt."),
@@ -67,10 +55,6 @@ def compare_command(
     ] = 0.5,
     step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
-    num_generations: Annotated[
-        int | None, typer.Option("--num_generations", min=1, help="Completions per prompt, if the files don't say.")
-    ] = None,
-    show: Annotated[int, typer.Option(min=0, help="Completions to list.")] = 1,
     temperature: Annotated[
         float, typer.Option(min=1e-6, help="Sampling temperature; the model's logits are divided by it.")
     ] = 1.0,
@@ -82,24 +66,20 @@ def compare_command(
 ) -> None:
     """Compare selections of plugins on the same completions, without training.
 
-    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong, early or late. With a
+    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong. With a
     model also how much of each gradient is signal, and where it points.
     """
     steps = step_range(step)
-    from ..history.compare import compare, load_policy  # slow to import
+    from ..history.compare import compare  # slow to import
 
     found = compare(
         completions,
         with_,
-        model=None if model is None else load_policy(model),
-        sample_to=sample,
-        tokenizer=tokenizer or model,
+        model=model,
         dataset=dataset,
         right_at=right_at,
         steps=steps,
         limit=limit,
-        num_generations=num_generations,
-        show=show,
         temperature=temperature,
         dimensions=dimensions,
         rows=rows,
@@ -123,25 +103,17 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _print(found: Comparison, console: Console) -> None:
-    unit = "words" if found.tokens_are == "words" else "tokens"
-    what = f"{found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} {unit}"
-    steps = f"{found.steps[0]}" if len(set(found.steps)) == 1 else f"{found.steps[0]} to {found.steps[-1]}"
-    console.print(printable(f"{found.source}: {what}, step {steps}"))
+    what = f"{found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} tokens"
+    console.print(printable(f"{found.source}: {what}, steps {found.steps[0]} to {found.steps[-1]}"))
     for sentence in _conclusions(found):
         console.print(Text(printable(sentence), style="bold"))
     names = [one.name for one in found.selections]
-    lines = []
-    for part in (*found.by_length, *found.by_correctness, *found.by_position):
-        tokens = "" if part.tokens is None else _percent(part.tokens)
-        lines.append((part.name, [tokens, *(_percent(part.mass[name]) for name in names)]))
-    _print_table(
-        console,
-        f"share of the gradient mass (right: {found.correct_by} from {found.right_at:g} on)",
-        ["of the tokens", *names],
-        lines,
-    )
-    for pair in found.pairs:
-        _print_examples(pair, console)
+    lines = [
+        (part.name, [_percent(part.tokens), *(_percent(part.mass[name]) for name in names)])
+        for part in (*found.by_length, *found.by_correctness)
+    ]
+    title = f"share of the gradient mass (right: {found.correct_by} from {found.right_at:g} on)"
+    _print_table(console, title, ["of the tokens", *names], lines)
     if found.gradients is not None:
         _print_gradients(found.gradients, console)
 
@@ -151,7 +123,8 @@ def _conclusions(found: Comparison) -> Iterator[str]:
     base = found.selections[0]
     if not found.pairs:
         signal = f"{_percent(base.without_signal)} of the groups without signal"
-        yield f"{base.name}: reward {_number(base.reward_mean)} on average, {signal}."
+        reward = "no reward" if base.reward_mean is None else f"reward {base.reward_mean:.4g} on average"
+        yield f"{base.name}: {reward}, {signal}."
     for pair, other in zip(found.pairs, found.selections[1:], strict=True):
         if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
             yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
@@ -197,31 +170,6 @@ def _print_table(console: Console, title: str, columns: Sequence[str], lines: It
     for name, cells in lines:
         table.add_row(Text(printable(name)), *(Text(printable(cell)) for cell in cells))
     console.print(table)
-
-
-def _print_examples(pair: Pair, console: Console) -> None:
-    if pair.disagreements:
-        console.print(Text("Completions on which they disagree most", style="bold"))
-    for number, one in enumerate(pair.disagreements, start=1):
-        where = f"step {one.step}, group {one.group}, member {one.member}, {one.tokens:,} tokens"
-        console.print(printable(f"{number}. {where}"))
-        for name, mass in one.mass.items():
-            numbers = f"advantage {_number(one.advantage[name])}, reward {_number(one.reward[name])}"
-            console.print(printable(f"   {name}: {_percent(mass)} of the mass, {numbers}"))
-        console.print(Text(f"   prompt: {_excerpt(one.prompt)}"))
-        console.print(Text(f"   completion: {_excerpt(one.completion)}"))
-
-
-def _excerpt(text: str) -> str:
-    """The beginning of what a model or a dataset wrote, on one line, escaped."""
-    shown = printable(text[: _EXCERPT + 1].replace("\n", "\\n"))
-    if len(text) <= _EXCERPT:
-        return shown
-    return f"{shown[:_EXCERPT]}... ({len(text):,} characters)"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _percent(share: float | None) -> str:

@@ -26,7 +26,7 @@ def list_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """List the installed plugins: kind, name, distribution, version, state, a hook's role, and a line of their docs.
+    """List the installed plugins: kind, name, distribution, version, state, and a line of their docs.
 
     Imports none of them.
     """
@@ -47,13 +47,9 @@ def list_command(
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    info = entry.info
     of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
-    return {
-        **{key: getattr(info, key) for key in of_info},
-        **{key: getattr(entry, key) for key in ("state", "detail", "summary")},
-        "role": entry.role or None,
-    }
+    plain = {key: getattr(entry.info, key) for key in of_info}
+    return {**plain, "state": entry.state, "detail": entry.detail, "summary": entry.summary}
 
 
 def _print(entries: list[Entry], console: Console) -> None:
@@ -64,13 +60,11 @@ def _print(entries: list[Entry], console: Console) -> None:
         for entry in of_kind:
             info = entry.info
             ready = entry.state == "ready"
-            name = Text(one_line(info.name), style="bold")
-            for alias in info.aliases:
-                name.append(f" ({one_line(alias)})", style="not bold dim")
-            name.append(f"  {one_line(entry.role)}" if entry.role else "", style="not bold dim")
+            aliases = [(f" ({one_line(alias)})", "dim") for alias in info.aliases]
+            name = Text.assemble((one_line(info.name), "bold"), *aliases)
             if not (info.builtin and ready):
-                name.append(f"  {one_line(info.source)}, ", style="not bold dim")
-                name.append(entry.state, style="not bold green" if ready else "bold yellow")
+                name.append(f"  {one_line(info.source)}, ", style="dim")
+                name.append(entry.state, style="green" if ready else "bold yellow")
             paragraph(console, name)
             for text, style in ((entry.summary, ""), (entry.detail, "yellow")):
                 if text:

@@ -24,7 +24,6 @@ from .new import new_command
 from .report import report_command
 from .show import show_command
 
-FAILED = 2
 app = typer.Typer(
     name="trl-grpo-ext",
     no_args_is_help=True,
@@ -73,7 +72,7 @@ def main() -> None:
         app()
     except TRLGRPOExtError as error:
         messages().print(Text(printable(f"trl-grpo-ext: {error}")), style="red", soft_wrap=True)
-        sys.exit(FAILED)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -28,20 +28,18 @@ def new_command(
     It is in a new folder with the distribution's name.
     """
     from ..plugins.discovery import available
-    from ..plugins.kinds import with_article
     from .scaffold.distribution import NewDistribution
 
     for info in available(kind_of(kind)):
         if info.answers_to(name):
-            which = f" ({name!r} is another name of it)" if info.name != name else ""
-            taken = f"There is {with_article(info.kind)} {info.name!r} already, from {info.source}{which}."
-            raise ConfigurationError(f"{taken} Choose another name.")
-    new = NewDistribution(kind=kind, name=name, distribution=distribution)
+            raise ConfigurationError(
+                f"The name {name!r} is taken, by {info.name!r} from {info.source}. Choose another."
+            )
+    new = NewDistribution(kind, name, distribution)
     folder = f"./{new.distribution}"  # which pip does not take for a package's name
     files = new.write(Path(folder))
     console = results()
     paragraph(console, Text(printable(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}")))
-    # Paths and commands are never broken, so that they can be copied.
     commands = (
         ["pip", "install", "--editable", folder],
         ["trl-grpo-ext", "list", new.kind, "--distribution", new.distribution],
@@ -49,4 +47,4 @@ def new_command(
         ["python", "-m", "pytest", folder],
     )
     for line in ("", *(f"  {file}" for file in files), "", "Next:", *(f"  {shlex.join(words)}" for words in commands)):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)  # never broken, so that it can be copied

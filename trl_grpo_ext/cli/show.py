@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
     from ..plugins.description import PluginDocs
 
-PROBLEMS = 1
-_CODE = 4
-"""Columns from which on a line is code or a formula, as in Markdown."""
-_ITEM = re.compile(r"([-*+]|\d+[.)])\s")
-_TABLE = re.compile(r"[|+>$]|`{3}")
-_OWN_LINE = re.compile(rf"{_ITEM.pattern}|{_TABLE.pattern}|\w+: ")
+_BROKEN = re.compile(r"(?<=\S)\n {0,3}(?![\s|>+$]|```|[-*]\s|\d+[.)]\s|\w+: )")
+"""Where a docstring's paragraph goes on in its next line, which is no item, table, code or formula."""
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
 
 
@@ -60,15 +56,13 @@ def show_command(
             Text(f"{len(found)} plugins are called {one_line(name)!r}; --kind or distribution:name picks one.")
         )
     if any(docs.state == "broken" for docs in found):
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(1)
 
 
 def _print(docs: PluginDocs, console: Console) -> None:
     info = docs.info
-    title = Text(one_line(info.name), style="bold")
-    for alias in info.aliases:
-        title.append(f" ({one_line(alias)})", style="not bold dim")
-    paragraph(console, title)
+    aliases = [(f" ({one_line(alias)})", "dim") for alias in info.aliases]
+    paragraph(console, Text.assemble((one_line(info.name), "bold"), *aliases))
     facts = {
         "kind": LABELS[info.kind],
         "from": info.source,
@@ -78,11 +72,9 @@ def _print(docs: PluginDocs, console: Console) -> None:
         "form": docs.form,
         "columns": ", ".join(docs.columns),
         "methods": ", ".join(docs.methods),
-        **{
-            name: value if isinstance(value, str) else json.dumps(as_json(value))
-            for name, value in docs.declares.items()
-        },
     }
+    for name, value in docs.declares.items():
+        facts[name] = value if isinstance(value, str) else json.dumps(as_json(value))
     for label, value in facts.items():
         if value:
             paragraph(console, Text.assemble((f"{label}: ", "dim"), one_line(value)), indent=2)
@@ -107,18 +99,6 @@ def _print(docs: PluginDocs, console: Console) -> None:
 
 def _filled(console: Console, text: str, indent: int = 0) -> None:
     """Print a docstring's text: paragraphs are filled to the width; lists, tables and code keep their lines."""
-    paragraphs: list[str] = []
-    for line in printable(text).split("\n"):
-        plain = line.strip()
-        before = paragraphs[-1] if paragraphs else ""
-        inside = len(line) - len(line.lstrip(" "))
-        starts = (
-            not plain or not before.strip() or inside >= _CODE or _OWN_LINE.match(plain) or _TABLE.match(before.strip())
-        )
-        if starts or len(before) - len(before.lstrip(" ")) >= _CODE:
-            paragraphs.append(line.rstrip())
-        else:
-            paragraphs[-1] = f"{before} {plain}"
-    for one in paragraphs:
-        inside = len(one) - len(one.lstrip(" "))
-        paragraph(console, Text(one.lstrip(" ")), indent=indent + min(inside, 20))
+    for line in _BROKEN.sub(" ", printable(text)).split("\n"):
+        plain = line.lstrip(" ")
+        paragraph(console, Text(plain), indent=indent + min(len(line) - len(plain), 20))

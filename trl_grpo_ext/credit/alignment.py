@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
+from contextlib import suppress
+from itertools import chain, groupby
 from typing import Any
 
 from ..errors import AlignmentError
 
 _PROBE = "Hé, 1 234.5 + x_1!\n\n\t  naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301 <think>don't</think> \\frac{1}{2} "
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_CLEAN_UP = (
-    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
-    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
-)
-"""What transformers replaces after decoding, if a tokenizer asks for it."""
+_CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+"""From what transformers removes the white space after decoding, if a tokenizer asks for it."""
 
 
 def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
@@ -50,38 +47,25 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
 
 def check_alignment(tokenizer: Any) -> None:
     """Try the alignment on hard cases: characters split into bytes, white space, and tokens out of order."""
-    try:
-        probes = [list(tokenizer.encode(_PROBE, add_special_tokens=False))]
-    except Exception:  # a vocabulary without these characters and without a token for unknown ones
-        probes = []
     size = len(tokenizer)
-    probes.append([index * 7919 % size for index in range(min(size, 256))])
+    probes = [[index * 7919 % size for index in range(min(size, 256))]]
+    with suppress(Exception):  # a vocabulary without these characters and without a token for unknown ones
+        probes.append(list(tokenizer.encode(_PROBE, add_special_tokens=False)))
     for probe in [*probes, *(probe[::-1] for probe in probes)]:
-        try:
-            text = _decode(tokenizer, probe)
-        except Exception as error:
-            raise AlignmentError(f"{type(tokenizer).__name__} cannot decode its own tokens: {error}") from error
-        token_offsets(tokenizer, probe, text)
+        token_offsets(tokenizer, probe, _decode(tokenizer, probe))
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Text on its way through the decoder; character `i` comes from the tokens `first[i]` to `last[i]`."""
-
-    token: int
-    text: str
-    first: list[int]
-    last: list[int]
-
-    def part(self, start: int, end: int) -> _Piece:
-        return _Piece(self.token, self.text[start:end], self.first[start:end], self.last[start:end])
-
-
+_Piece = list[tuple[str, int, int]]
+"""Text on its way through the decoder: each character with the first and the last of the tokens that it comes from."""
 _Step = Mapping[str, Any]
+
+
+def _text(piece: _Piece) -> str:
+    return "".join(character for character, _, _ in piece)
 
 
 def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[int, int]] | None:
@@ -91,19 +75,19 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
         return None
     special = {added.content for added in backend.get_added_tokens_decoder().values() if added.special}
     words = {token: backend.id_to_token(token) for token in set(ids)}
-    pieces = []
-    for index, token in enumerate(ids):
-        word = words[token]
-        if word is not None and word not in special:
-            pieces.append(_Piece(index, word, [index] * len(word), [index] * len(word)))
-    with_text = {piece.token for piece in pieces}
+    pieces = [
+        [(character, index, index) for character in words[token]]
+        for index, token in enumerate(ids)
+        if words[token] and words[token] not in special
+    ]
+    with_text = {piece[0][1] for piece in pieces}
     for step in steps:
         pieces = _STEPS[step["type"]](pieces, step)
-    whole = _fused(pieces)
-    if whole.text != text:
-        for pattern, content in _CLEAN_UP:
-            whole = _replaced(whole, pattern, content)
-    return _ranges(whole, with_text, len(ids)) if whole.text == text else None
+    whole = [*chain.from_iterable(pieces)]
+    if _text(whole) != text:
+        for pattern in _CLEAN_UP:
+            whole = _replaced(whole, pattern, pattern.strip())
+    return _ranges(whole, with_text, len(ids)) if _text(whole) == text else None
 
 
 def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
@@ -127,41 +111,28 @@ def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
 def _ranges(whole: _Piece, with_text: set[int], count: int) -> list[tuple[int, int]]:
     offsets, start, end = [], 0, 0
     for token in range(count):
-        while start < len(whole.text) and whole.last[start] < token:
+        while start < len(whole) and whole[start][2] < token:
             start += 1
-        while end < len(whole.text) and whole.first[end] <= token:
+        while end < len(whole) and whole[end][1] <= token:
             end += 1
         # A token skipped between two that share a character is between its bytes, and has none of them.
         offsets.append((start, end) if token in with_text and end > start else (start, start))
     return offsets
 
 
-def _fused(pieces: Sequence[_Piece]) -> _Piece:
-    return _Piece(
-        pieces[0].token if pieces else 0,
-        "".join(piece.text for piece in pieces),
-        list(chain.from_iterable(piece.first for piece in pieces)),
-        list(chain.from_iterable(piece.last for piece in pieces)),
-    )
-
-
 def _replaced(piece: _Piece, pattern: str, content: str) -> _Piece:
     """Replace every `pattern`; what stands of it in `content` keeps its tokens, anything else has those of all."""
-    if pattern not in piece.text:
-        return piece
-    parts, position = [], 0
-    kept = pattern.find(content)
-    while (found := piece.text.find(pattern, position)) >= 0:
+    text, position, kept = _text(piece), 0, pattern.find(content)
+    new: _Piece = []
+    while (found := text.find(pattern, position)) >= 0:
         end = found + len(pattern)
-        parts.append(piece.part(position, found))
+        new += piece[position:found]
         if kept >= 0:
-            parts.append(piece.part(found + kept, found + kept + len(content)))
+            new += piece[found + kept : found + kept + len(content)]
         else:
-            first, last = piece.first[found], piece.last[end - 1]
-            parts.append(_Piece(piece.token, content, [first] * len(content), [last] * len(content)))
+            new += [(character, piece[found][1], piece[end - 1][2]) for character in content]
         position = end
-    whole = _fused([*parts, piece.part(position, len(piece.text))])
-    return _Piece(piece.token, whole.text, whole.first, whole.last)
+    return [*new, *piece[position:]]
 
 
 def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -172,16 +143,16 @@ def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [*pieces[:1], *(_fused([_Piece(one.token, " ", [one.token], [one.token]), one]) for one in pieces[1:])]
+    return [*pieces[:1], *([(" ", piece[0][1], piece[0][1]), *piece] for piece in pieces[1:])]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     stripped = []
     for piece in pieces:
-        inner = piece.text
-        start = min(step["start"], len(inner) - len(inner.lstrip(step["content"])))
-        end = len(inner) - min(step["stop"], len(inner[start:]) - len(inner[start:].rstrip(step["content"])))
-        stripped.append(piece.part(start, end))
+        text = _text(piece)
+        start = min(step["start"], len(text) - len(text.lstrip(step["content"])))
+        end = len(text) - min(step["stop"], len(text[start:]) - len(text[start:].rstrip(step["content"])))
+        stripped.append(piece[start:end])
     return stripped
 
 
@@ -193,50 +164,47 @@ def _metaspace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     """Decode runs of `<0xE2>` tokens as UTF-8; an invalid run becomes one U+FFFD per byte."""
     result: list[_Piece] = []
-    for is_byte, run in groupby(pieces, lambda piece: _BYTE_TOKEN.fullmatch(piece.text) is not None):
+    for is_byte, run in groupby(pieces, lambda piece: _BYTE_TOKEN.fullmatch(_text(piece)) is not None):
         together = list(run)
         if not is_byte:
             result += together
             continue
-        data = bytes(int(piece.text[3:5], 16) for piece in together)
+        tokens = [(piece[0][1], piece[-1][2]) for piece in together]
+        data = bytes(int(_text(piece)[3:5], 16) for piece in together)
         try:
             data.decode()
+            result.append(_decoded(data, tokens))
         except UnicodeDecodeError:
-            result.extend(_Piece(piece.token, "\ufffd", piece.first[:1], piece.last[-1:]) for piece in together)
-        else:
-            result.append(
-                _decoded(data, [piece.first[0] for piece in together], [piece.last[-1] for piece in together])
-            )
+            result += [[("\ufffd", *token)] for token in tokens]
     return result
 
 
 def _byte_level(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     """Every character stands for a byte; tokens with any other character stand for themselves."""
-    data, first, last = bytearray(), [], []
+    data, tokens = bytearray(), list[tuple[int, int]]()
     for piece in pieces:
-        stands_for_bytes = all(character in _BYTE_OF for character in piece.text)
-        for character, begin, end in zip(piece.text, piece.first, piece.last, strict=True):
+        stands_for_bytes = all(character in _BYTE_OF for character, _, _ in piece)
+        for character, first, last in piece:
             encoded = bytes([_BYTE_OF[character]]) if stands_for_bytes else character.encode()
             data += encoded
-            first += [begin] * len(encoded)
-            last += [end] * len(encoded)
-    return [_decoded(bytes(data), first, last)]
+            tokens += [(first, last)] * len(encoded)
+    return [_decoded(bytes(data), tokens)]
 
 
-def _decoded(data: bytes, first: list[int], last: list[int]) -> _Piece:
-    """UTF-8 to characters; invalid bytes become U+FFFD, grouped as Rust and Python do."""
-    widths: list[int] = []
-    rest = data
-    while rest:
+def _decoded(data: bytes, tokens: Sequence[tuple[int, int]]) -> _Piece:
+    """UTF-8 to characters, by each byte's tokens; invalid bytes become U+FFFD, grouped as Rust and Python do."""
+    piece: _Piece = []
+    place = 0
+    while place < len(data):
         try:
-            valid, invalid = rest.decode(), 0
+            valid, invalid = data[place:].decode(), 0
         except UnicodeDecodeError as error:
-            valid, invalid = rest[: error.start].decode(), error.end - error.start
-        widths += [*(len(character.encode()) for character in valid), *([invalid] if invalid else [])]
-        rest = rest[len(valid.encode()) + invalid :]
-    ends = list(accumulate(widths))
-    begins = [first[end - width] for end, width in zip(ends, widths, strict=True)]
-    return _Piece(first[0] if first else 0, data.decode("utf-8", "replace"), begins, [last[end - 1] for end in ends])
+            valid, invalid = data[place : place + error.start].decode(), error.end - error.start
+        widths = [(character, len(character.encode())) for character in valid]
+        for character, width in [*widths, ("\ufffd", invalid)] if invalid else widths:
+            piece.append((character, tokens[place][0], tokens[place + width - 1][1]))
+            place += width
+    return piece
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -251,7 +219,7 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "Replace": _replace,
     "ByteFallback": _byte_fallback,
     "ByteLevel": _byte_level,
-    "Fuse": lambda pieces, step: [_fused(pieces)],
+    "Fuse": lambda pieces, step: [[*chain.from_iterable(pieces)]],
     "Join": _join,
     "Strip": _strip,
     "Metaspace": _metaspace,

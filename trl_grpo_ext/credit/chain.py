@@ -1,9 +1,6 @@
 """The advantage hooks of one run: order them by role, run them and record what each changed.
 
-    shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
-
-Within a role hooks act as listed. A selection in which one hook would discard another's work is refused; what only the
-data show is said once, in a warning.
+shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +15,7 @@ from ..types import Forward, HookDeclaration, Rollout, acting_order, implements,
 from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .metrics import COLUMNS, change_metrics, change_table
-from .signal import SkipZeroVariance, overruled, rewards_are_equal
+from .signal import SkipZeroVariance, rewards_are_equal
 
 PATIENCE = 10
 """Steps in which a hook may change nothing before a warning says so."""
@@ -26,9 +23,9 @@ PATIENCE = 10
 
 @dataclass(frozen=True)
 class Change:
-    """What one hook did at one stage. `name` is the name in its metrics."""
+    """What one hook did at one stage."""
 
-    name: str
+    name: str  # in its metrics
     before_B_T: torch.Tensor
     after_B_T: torch.Tensor
 
@@ -43,7 +40,6 @@ class HookChain:
         self._masks = [one for one in self.hooks if role_of(one) == "transform" and HookDeclaration.of(one).last]
         self._idle_steps: dict[str, set[int]] = {}  # of the hooks that have changed nothing yet
         self._effective: set[str] = set()
-        self._said_overruled = False
 
     def acts(self, method: str) -> bool:
         """Whether any of the hooks has this method."""
@@ -69,7 +65,8 @@ class HookChain:
 
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
         """`Rollout.uninformative_B`, from a rollout after the shapers. Gathers twice."""
-        if any(HookDeclaration.of(hook).makes_signal and role_of(hook) != "forward" for hook in self.hooks):
+        declared = [HookDeclaration.of(hook) for hook in self.hooks if role_of(hook) != "forward"]
+        if any(one.makes_signal for one in declared):
             return None
         functions = len(rollout.reward_names) - sum(implements(hook, "on_rewards") for hook in self.hooks)
         rewards_N_K = rollout.gather(rollout.rewards_B_K[:, :functions].contiguous())
@@ -92,34 +89,19 @@ class HookChain:
         return self._run("on_forward", advantages, forward, allowed_signs_B_T)
 
     def _run(
-        self,
-        method: str,
-        advantages: torch.Tensor,
-        context: Rollout | Forward,
-        allowed_signs_B_T: torch.Tensor | None = None,
+        self, method: str, advantages: torch.Tensor, context: Rollout | Forward, allowed_B_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[Change]]:
         advantages_B_T, changes = expand_advantages(advantages, context.mask_B_T), list[Change]()
         for name, hook in zip(self._names, self.hooks, strict=True):
             if not implements(hook, method):
                 continue
             before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
-            if allowed_signs_B_T is not None:
+            if allowed_B_T is not None:
                 sign_B_T = (advantages_B_T > 0).to(torch.int8) + 2 * (advantages_B_T < 0).to(torch.int8)
-                advantages_B_T = torch.where((allowed_signs_B_T & sign_B_T) > 0, advantages_B_T, 0.0)
+                advantages_B_T = torch.where((allowed_B_T & sign_B_T) > 0, advantages_B_T, 0.0)
             again = method == "on_forward" and implements(hook, "on_rollout")
             changes.append(Change(f"{name}/forward" if again else name, before_B_T, advantages_B_T))
         return advantages_B_T, changes
-
-    def overruled(self, signal_N_C: torch.Tensor) -> Iterator[str]:
-        """Say once if a forward hook for groups of equal rewards has none left: others pushed or masked them."""
-        makers = [plugin_label(hook) for hook in _makers(self.hooks)]
-        if makers and not self._said_overruled and overruled(signal_N_C):
-            self._said_overruled = True
-            yield (
-                f"The advantage hook {makers[0]!r} is for groups of equal rewards, and in this batch the other hooks "
-                "gave each of them an advantage, or masked it, so it did nothing. Remove it, or the hook before it "
-                "that does so."
-            )
 
     def without_effect(self, changes: Sequence[Change], tables_N_C: torch.Tensor, step: int) -> Iterator[str]:
         """Say once of each hook that it has changed nothing in its first steps of training."""
@@ -140,8 +122,10 @@ class HookChain:
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
-    estimators, shapers = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper"))
-    makers = _makers(hooks)
+    estimators, shapers, forward = (
+        [hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper", "forward")
+    )
+    makers = [hook for hook in forward if HookDeclaration.of(hook).makes_signal]
     blind = [hook for hook in estimators if not HookDeclaration.of(hook).uses_total_reward]
     skips = [aggregation] if isinstance(aggregation, SkipZeroVariance) else []
     gives = "The advantage hook {} gives groups of equal rewards an advantage"
@@ -155,11 +139,6 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
         if first and second:
             names = (repr(plugin_label(plugin)) for plugin in (first[0], second[0]))
             raise ConfigurationError(f"{what.format(*names)} Keep one of them.")
-
-
-def _makers(hooks: Sequence[Any]) -> list[Any]:
-    """The forward hooks that are for groups of equal rewards."""
-    return [hook for hook in hooks if HookDeclaration.of(hook).makes_signal and role_of(hook) == "forward"]
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
-from ..types import Forward, LossTerms, Rollout, Totals, implements, role_of
+from ..types import Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
 
 _REASON = 40  # characters of a group filter's reason, at most
@@ -58,7 +58,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     """Run one method of one hook, turn returned spans into advantages, and check the result against the contract."""
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
-    with torch.no_grad(), named(label, hook), unchanged(label, context, advantages_B_T=advantages_B_T):
+    with torch.no_grad(), calling(hook, label, context, advantages_B_T=advantages_B_T):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = context.span_values(result).to(advantages_B_T.dtype)
@@ -72,7 +72,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
 def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
     """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`; 0 off the mask and for unscored ones."""
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
-    with torch.no_grad(), named(label, hook), unchanged(label, rollout):
+    with torch.no_grad(), calling(hook, label, rollout):
         result = hook.on_rewards(rollout)
     scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
     counts = scored_B.unsqueeze(1) & live_B_T
@@ -107,7 +107,7 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     """Get an aggregation's weights and check them against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with torch.no_grad(), named(f"{label}: weights", aggregation), unchanged(label, rollout):
+    with torch.no_grad(), calling(aggregation, f"{label}: weights", rollout):
         result = aggregation.weights(rollout)
     weights_B_T = tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
@@ -120,20 +120,20 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
-    with torch.no_grad(), named(label, group_filter), unchanged(label, rollout):
+    with torch.no_grad(), calling(group_filter, label, rollout):
         result = group_filter.keep(rollout)
     said = result.tolist() if isinstance(result, torch.Tensor) else result
-    if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != rows:
-        got = f"{len(said)}" if isinstance(said, list | tuple) else type(said).__name__
+    if not isinstance(said, list | tuple) or len(said) != rows or not all(map(_is_verdict, said)):
         raise PluginOutputError(
-            f"{label} must return one value for each of the {rows} completions, got {got}.", "shape"
+            f"{label} must return for each of the {rows} completions True, False, or why in at most {_REASON} "
+            f"characters; got {said!r:.100}.",
+            "shape",
         )
-    for verdict in said:
-        if not isinstance(verdict, bool) and not (isinstance(verdict, str) and 0 < len(verdict) <= _REASON):
-            raise PluginOutputError(
-                f"{label} must say True, False, or why in at most {_REASON} characters; got {verdict!r:.100}.", "shape"
-            )
     return list(said)
+
+
+def _is_verdict(said: Any) -> bool:
+    return isinstance(said, bool) or (isinstance(said, str) and 0 < len(said) <= _REASON)
 
 
 def verdicts_by_group(
@@ -145,8 +145,7 @@ def verdicts_by_group(
         if known.setdefault(group, verdict) != verdict:
             raise PluginOutputError(
                 f"group filter {plugin_label(group_filter)!r}: keep must say the same of all completions of a group, "
-                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks: "
-                "the members of a group may be on several.",
+                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks.",
                 "groups",
             )
     return known
@@ -172,18 +171,15 @@ def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | N
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
     """Get a `reduce` aggregation's scalar and check it against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with named(f"{label}: reduce", aggregation), unchanged(label, None, loss_B_T=loss_B_T, mask_B_T=mask_B_T):
+    with calling(aggregation, f"{label}: reduce", loss_B_T=loss_B_T, mask_B_T=mask_B_T):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.", "shape")
     loss: torch.Tensor = result
-    if not torch.isfinite(loss) and bool(torch.isfinite(loss_B_T).all()):
-        raise PluginOutputError(
-            f"{label}: reduce returned {loss.item()} from finite losses. Guard the division where a micro-batch has "
-            "no live token (mask_B_T.sum().clamp(min=1)).",
-            "finite",
-        )
+    if bool(torch.isfinite(loss_B_T).all()):
+        rule = f"{label}: reduce must return a finite number from finite losses, also without a live token"
+        refuse(~torch.isfinite(loss), loss, rule, "finite")
     if loss_B_T.requires_grad and not loss.requires_grad:
         raise PluginOutputError(
             f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach.",
@@ -240,25 +236,24 @@ def named(label: str, plugin: object) -> Iterator[None]:
     """Name the plugin that raised, unless the error already does."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise
     except TRLGRPOExtError as error:
         if plugin_label(plugin) in str(error):
             raise
         raise reworded(error, f"{label}: {error}") from error
-    except BaseException as error:  # SystemExit too
+    except (Exception, SystemExit) as error:
         raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}") from error
 
 
 @contextmanager
-def unchanged(label: str, context: Rollout | Forward | LossTerms | None, **tensors: torch.Tensor) -> Iterator[None]:
-    """Refuse plugins that write to their inputs, which other plugins, the loss and the logs also read."""
+def calling(plugin: object, label: str, context: Any = None, **tensors: torch.Tensor) -> Iterator[None]:
+    """Name the plugin that raised, and refuse one that writes to its inputs, which the loss and the logs also read."""
     inputs = {} if context is None else dict(vars(context))
     for mapping in ("columns", "teacher_logps_B_T", "carried_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
     prints = Fingerprints({**inputs, **tensors})
-    yield
+    with named(label, plugin):
+        yield
     if (name := prints.changed()) is not None:
         raise PluginOutputError(
             f"{label} changed {name}, which others read as well. Make a copy first: no `_` methods, no `out=`, no "
@@ -269,12 +264,11 @@ def unchanged(label: str, context: Rollout | Forward | LossTerms | None, **tenso
 
 def tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
     """What a plugin returned, if it is a floating point tensor of that shape; else an error."""
-    if not isinstance(result, torch.Tensor):
-        problem = f"a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}"
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        got = result.dtype if isinstance(result, torch.Tensor) else type(result).__name__
+        problem = f"a floating point tensor of shape {tuple(shaped.shape)}, got {got}"
     elif result.shape != shaped.shape:
         problem = f"shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}"
-    elif not result.is_floating_point():
-        problem = f"a floating point tensor, got {result.dtype}"
     else:
         return result
     raise PluginOutputError(f"{label}: expected {problem}.", "shape")

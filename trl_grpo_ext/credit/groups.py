@@ -10,7 +10,6 @@ A group may be spread over ranks, so a hook gathers, computes, and keeps `[rollo
     new_N = rewards_N - group_mean(rewards_N, groups_N)
 """
 
-import hashlib
 from collections.abc import Iterator
 
 import torch
@@ -96,11 +95,6 @@ def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
     """Whether all values of each row's group are equal, bool; also True if the group has none."""
     lowest_N, highest_N = group_extremes(values_N, groups_N)
     return (lowest_N == highest_N) | torch.isnan(lowest_N)
-
-
-def number_of(data: bytes) -> int:
-    """A hash that fits a tensor, the same on every rank; different bytes collide with a chance of one in 2^64."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 
 def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

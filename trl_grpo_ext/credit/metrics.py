@@ -39,16 +39,14 @@ def change_metrics(name: str, table_N_C: torch.Tensor) -> dict[str, float]:
 
 def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
     """Per-completion inputs of the metrics, `(B, 6)`, to be gathered over all ranks."""
-    positive_B_T, negative_B_T = (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T
-    tokens_B_T_C = torch.stack([mask_B_T, positive_B_T, negative_B_T], dim=-1)
-    weights_B_T_C = tokens_B_T_C * weights_B_T.unsqueeze(-1)
-    return torch.cat([tokens_B_T_C, weights_B_T_C], dim=-1).detach().sum(1).to(torch.float32)
+    tokens_3_B_T = torch.stack([mask_B_T, (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T])
+    return torch.cat([tokens_3_B_T, tokens_3_B_T * weights_B_T]).detach().sum(dim=2).T.to(torch.float32)
 
 
 def weight_metrics(table_N_C: torch.Tensor) -> dict[str, float]:
     """The metrics from the `row_table` of all ranks; NaN where there is no such token."""
-    tokens_N, positive_N, negative_N, *weights = table_N_C.detach().cpu().double().unbind(1)
-    weights_N, on_positive_N, on_negative_N = weights
+    columns = table_N_C.detach().cpu().double().unbind(1)
+    tokens_N, positive_N, negative_N, weights_N, on_positive_N, on_negative_N = columns
     mean = weights_N.sum() / tokens_N.sum()
 
     def relative(weight: torch.Tensor, tokens: torch.Tensor) -> float:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..completions import WHOLE, Part, PartTable, Place, WrittenTokens
 from ..errors import AlignmentError, PluginOutputError
 from ..guard.messages import content_text
-from ..types import WHOLE, Part, Parts, PartTable, Place, Rollout, WrittenTokens
+from ..types import Rollout
 from .turns import exchanges, only_place
 
 MOST_IN_METRICS = 32
@@ -65,11 +66,10 @@ class PartArrays:
                 self.scores[cell] = score
                 self.weights[cell] = weight
                 self.placed[cell] = bool(places)
+                self.whole[cell] = WHOLE in places
                 for place in places:
-                    if place == WHOLE:
-                        self.whole[cell] = True
-                        continue
-                    self.places.append((*cell, place))
+                    if place != WHOLE:
+                        self.places.append((*cell, place))
                     if place.turn is not None:
                         self.turns[cell] = place.turn
 
@@ -113,35 +113,26 @@ def with_parts(
     rollout: Rollout, rows: Mapping[str, Sequence[Any]], names: Mapping[str, Sequence[str]] | None = None
 ) -> Rollout:
     """The rollout with its completions' `Parts`, by reward; `names` are those of all ranks, if they differ."""
-    parts = {reward: [_parts_of(score) for score in of_reward] for reward, of_reward in rows.items()}
+    parts = {
+        reward: [score if isinstance(score, tuple) else getattr(score, "parts", ()) for score in of_reward]
+        for reward, of_reward in rows.items()
+    }
     known = {reward: names_of(of_reward) for reward, of_reward in parts.items()} if names is None else names
-
     nothing: Rows = [()] * len(rollout.texts)
-    tables = {name: _part_table(name, known[name], parts.get(name, nothing), rollout) for name in known}
+    tables = {reward: _part_table(reward, known[reward], parts.get(reward, nothing), rollout) for reward in known}
     return replace(rollout, parts=tables)
-
-
-def _parts_of(score: Any) -> Sequence[Part]:
-    if isinstance(score, Parts):
-        return score.parts
-    return score if isinstance(score, tuple) else ()
 
 
 def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout) -> PartTable:
     """The parts of one reward function, in the dtype and on the device of the mask."""
-    arrays = PartArrays(rows, names)
-    like = rollout.mask_B_T
-
-    def numbers(values: Any) -> torch.Tensor:
-        return torch.from_numpy(values).to(like.device)
-
+    arrays, like = PartArrays(rows, names), rollout.mask_B_T
     return PartTable(
         names=tuple(names),
-        scores_B_M=numbers(arrays.scores).to(like.dtype),
-        weights_B_M=numbers(arrays.weights).to(like.dtype),
-        present_B_M=numbers(arrays.placed),
-        whole_B_M=numbers(arrays.whole),
-        turns_B_M=numbers(arrays.turns),
+        scores_B_M=torch.from_numpy(arrays.scores).to(like),
+        weights_B_M=torch.from_numpy(arrays.weights).to(like),
+        present_B_M=torch.from_numpy(arrays.placed).to(like.device),
+        whole_B_M=torch.from_numpy(arrays.whole).to(like.device),
+        turns_B_M=torch.from_numpy(arrays.turns).to(like.device),
         width=like.size(1),
         read_ranges=lambda: _ranges(reward, arrays.places, rollout).to(like.device),
     )
@@ -154,84 +145,49 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
     written = functools.cache(lambda row: WrittenTokens(rollout.offsets(row)))
     found: list[tuple[int, int, int, int]] = []
     for row, part, place in places:
+        tokens: Sequence[int]
         if place.end is not None:
-            tokens = written(row).of(*_characters(rollout, reward, place, row))
-            first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
-        elif place.start is None:
-            first, end = max(lengths[row] - 1, 0), lengths[row]
-        elif place.call is None:
-            first, end = _turn(turns_B_T[row], reward, place.turn, row)
-        else:
-            first, end = _call(rollout, reward, place, row)
-        if end > first:
-            found.append((row, part, first, end))
+            begin, size = _seen_text(rollout, reward, place.turn, row)
+            if place.end > size:
+                raise PluginOutputError(
+                    f"the reward {reward!r} has a part at the characters {place.start} to {place.end} of row {row}, "
+                    f"which has {size} there. Give places in the text that `completion_text` returns."
+                )
+            tokens = written(row).of(begin + (place.start or 0), begin + place.end)
+        elif place.turn is not None:
+            tokens = np.flatnonzero(turns_B_T[row] == place.turn).tolist()
+            if not tokens:
+                count = int(turns_B_T[row].max(initial=-1)) + 1
+                raise no_such_turn(f"The reward {reward!r}", place.turn, row, count)
+        else:  # the last token
+            tokens = range(lengths[row])[-1:]
+        if tokens:
+            found.append((row, part, tokens[0], tokens[-1] + 1))
     return torch.tensor(found, dtype=torch.int64).view(-1, 4)
 
 
-def _characters(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, int]:
-    """The characters of the completion's text that a place of characters means, as a reward function saw them."""
-    begins, size = _begins(rollout, reward, place.turn, row)
-    assert place.start is not None
-    assert place.end is not None
-    if place.end > size:
-        raise PluginOutputError(
-            f"the reward {reward!r} has a part at the characters {place.start} to {place.end} of row {row}, which has "
-            f"{size} there. Give places in the text that `completion_text` returns."
-        )
-    return begins + place.start, begins + place.end
-
-
-def _seen_whole(completion: Any, text: str) -> bool:
-    """Whether a reward function saw the text as it is: a string, or one message that has it as its content."""
-    if isinstance(completion, str):
-        return True
-    pairs = exchanges(completion)
-    return len(pairs) == 1 and pairs[0][0].get("content") == text
-
-
-def _begins(rollout: Rollout, reward: str, turn: int | None, row: int) -> tuple[int, int]:
-    """Where the text that a function saw begins in the completion's text, and its length."""
-    completion, text = rollout.completions[row], rollout.texts[row]
-    if turn is None and _seen_whole(completion, text):
+def _seen_text(rollout: Rollout, reward: str, turn: int | None, row: int) -> tuple[int, int]:
+    """Where the text that a reward function saw begins in the completion's text, and its length."""
+    text, pairs = rollout.texts[row], exchanges(rollout.completions[row])
+    contents = [content_text(message.get("content")) for message, _ in pairs]
+    if turn is None and (isinstance(rollout.completions[row], str) or contents == [text]):
         return 0, len(text)
-    pairs = exchanges(completion)
-    said = [number for number, (message, _) in enumerate(pairs) if content_text(message.get("content")).strip()]
-    at: tuple[int, int] | None
     known = rollout.turns(row)
+    said = [number for number, content in enumerate(contents) if content.strip()]
     if turn is None and (not said or len(known) != len(pairs)):  # a rollout function's one message
-        at = only_place(content_text(pairs[-1][0].get("content")) if said else "", text, 0)
+        place = only_place(contents[-1] if said else "", text, 0)
     else:
         number = said[-1] if turn is None else turn
-        if not number < len(known):
+        if number >= len(known):
             raise no_such_turn(f"The reward {reward!r}", number, row, len(known))
-        at = known[number].content
-    if at is None:
+        place = known[number].content
+    if place is None:
         which = "the last assistant message" if turn is None else f"assistant message {turn}"
         raise AlignmentError(
             f"The parts of {reward!r} at row {row} cannot be placed: the text of {which} does not occur verbatim in "
             "the completion's decoded tokens, or occurs twice. Return a plain reward, or places that are whole turns."
         )
-    return at[0], at[1] - at[0]
-
-
-def _turn(turns_T: Any, reward: str, turn: int | None, row: int) -> tuple[int, int]:
-    assert turn is not None
-    tokens = np.flatnonzero(turns_T == turn)
-    if not len(tokens):
-        raise no_such_turn(f"The reward {reward!r}", turn, row, int(turns_T.max(initial=-1)) + 1)
-    return int(tokens[0]), int(tokens[-1]) + 1
-
-
-def _call(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, int]:
-    turns = rollout.turns(row)
-    assert place.turn is not None
-    assert place.call is not None
-    if place.turn >= len(turns):
-        raise no_such_turn(f"The reward {reward!r}", place.turn, row, len(turns))
-    calls = turns[place.turn].calls
-    if place.call >= len(calls):
-        raise AlignmentError(f"The reward {reward!r} has a part at {place} of row {row}; it makes {len(calls)} calls.")
-    return calls[place.call].tokens
+    return place[0], place[1] - place[0]
 
 
 def no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:

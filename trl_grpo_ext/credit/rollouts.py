@@ -7,13 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
+from ..completions import turn_numbers
+from ..types import NEEDS, Rollout, Totals, Turn
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
 from .parts import Rows, with_parts
-from .turns import Parsing, read_turns
+from .turns import read_turns
+
+Arrays = Sequence[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -44,32 +50,23 @@ class RowTensors:
     logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        prompt_ids: Sequence[Sequence[int]],
-        completion_ids: Sequence[Sequence[int]],
-        pad_id: int,
-        tool_masks: Sequence[Sequence[int]] | None = None,
-        **more: Any,
-    ) -> RowTensors:
-        """Pad rows of token ids; every completion token that no tool wrote counts in the loss."""
-        written = [[1.0] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
+    def of(cls, prompt_ids: Arrays, completion_ids: Arrays, masks: Arrays, pad_id: int, **logps: Arrays) -> RowTensors:
+        """Pad rows of tokens; a mask is 1 where the model wrote a token, which counts in the loss, and 0 for a tool."""
+        by_tools = any((mask == 0).any() for mask in masks)
         return cls(
-            prompt_ids_B_P=_padded(prompt_ids, pad_id, left=True),
-            prompt_mask_B_P=_padded([[1] * len(ids) for ids in prompt_ids], 0, left=True),
-            completion_ids_B_T=_padded(completion_ids, pad_id),
-            mask_B_T=_padded(written, 0).float(),
-            tool_mask_B_T=None if tool_masks is None else _padded(tool_masks, 1).float(),
-            **more,
+            prompt_ids_B_P=padded(prompt_ids, pad_id, "left"),
+            prompt_mask_B_P=padded([np.ones_like(ids) for ids in prompt_ids], 0, "left"),
+            completion_ids_B_T=padded(completion_ids, pad_id),
+            mask_B_T=padded(masks).float(),
+            tool_mask_B_T=padded(masks, 1).float() if by_tools else None,
+            logps_B_T={name: padded(values) for name, values in logps.items()},
         )
 
 
-def _padded(rows: Sequence[Sequence[Any]], value: float, *, left: bool = False) -> torch.Tensor:
-    width = max(map(len, rows), default=0)
-    padding = [[value] * (width - len(row)) for row in rows]
-    if left:
-        return torch.tensor([[*more, *row] for row, more in zip(rows, padding, strict=True)])
-    return torch.tensor([[*row, *more] for row, more in zip(rows, padding, strict=True)])
+def padded(rows: Arrays, value: float = 0, side: str = "right") -> torch.Tensor:
+    """Arrays of different lengths as a tensor, `(B, T)`."""
+    tensors = [torch.as_tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,6 @@ class RolloutFacts:
     reward_weights_K: torch.Tensor
     group_size: int
     rank: int = 0
-    parsing: Parsing | None = None
     async_tools: frozenset[str] = frozenset()
 
 
@@ -115,11 +111,8 @@ def build_rollout(
 
     @functools.cache
     def turns(row: int) -> Sequence[Turn]:
-        prompt_ids = tensors.prompt_ids_B_P[row][tensors.prompt_mask_B_P[row] > 0].tolist()
-        ids = scored.completion_ids[row]
-        written = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
-        seen = (ids, written, scored.completions[row], texts[row], offsets(row))
-        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, facts.parsing)
+        by_model = [number >= 0 for number in turns_B_T[row, : len(scored.completion_ids[row])].tolist()]
+        return read_turns(by_model, scored.completions[row], texts[row], offsets(row), facts.async_tools)
 
     ends = [ids[-1] not in facts.end_ids for ids in scored.completion_ids]
     logps = dict(tensors.logps_B_T)
@@ -165,10 +158,8 @@ def _written_by_model(
     scored: ScoredRows, tool_mask_B_T: torch.Tensor | None, is_token_B_T: torch.Tensor
 ) -> torch.Tensor:
     """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
-    lengths = [len(ids) for ids in scored.completion_ids]
-    if scored.tool_masks is None or [len(mask) for mask in scored.tool_masks] != lengths:
-        return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)
-    written_B_T = torch.zeros_like(is_token_B_T, device="cpu")
-    for row, mask in enumerate(scored.tool_masks):
-        written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-    return written_B_T.to(is_token_B_T.device)
+    masks = scored.tool_masks
+    if masks is not None and [len(mask) for mask in masks] == [len(ids) for ids in scored.completion_ids]:
+        by_model_B_W = padded([np.asarray(mask) for mask in masks])
+        tool_mask_B_T = pad(by_model_B_W, (0, is_token_B_T.size(1) - by_model_B_W.size(1))).to(is_token_B_T.device)
+    return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)

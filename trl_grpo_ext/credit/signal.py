@@ -39,21 +39,20 @@ def rewards_are_equal(
     There TRL computes `(r - mean) / (0 + 1e-4)`, which magnifies the rounding error. The weighted sums must be equal
     under `sum_then_normalize`, each function's rewards under `normalize_then_sum`.
     """
+    compared = [weighted_rewards(rewards_N_K, weights_K)]
     if multi_objective_aggregation == "normalize_then_sum":
         compared = list(rewards_N_K[:, weights_K != 0].unbind(dim=1))
-    else:
-        compared = [weighted_rewards(rewards_N_K, weights_K)]
     equal_N = torch.ones_like(groups_N, dtype=torch.bool)
     for values_N in compared:
         equal_N &= group_is_equal(values_N, groups_N)
     return equal_N
 
 
-def signal_table(rollout: Rollout, allowed_signs_B_T: torch.Tensor | None = None) -> torch.Tensor:
-    """What decides about signal, per completion, `(B, 6)`, to be gathered over all ranks.
+def signal_table(rollout: Rollout) -> torch.Tensor:
+    """What decides about signal, per completion, `(B, 5)`, to be gathered over all ranks.
 
     Whether it has an advantage, whether its group's rewards are uninformative (-1 where only the advantages count), its
-    group, live tokens, raw reward, and whether the masks leave it an advantage at the forward stage.
+    group, live tokens and raw reward.
     """
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
@@ -61,8 +60,7 @@ def signal_table(rollout: Rollout, allowed_signs_B_T: torch.Tensor | None = None
     silent_B = rollout.uninformative_B
     if silent_B is None:
         silent_B = torch.full_like(rollout.group_ids_B, -1)
-    open_B = torch.ones_like(has_B) if allowed_signs_B_T is None else has_signal(allowed_signs_B_T, rollout.mask_B_T)
-    columns = [has_B, silent_B, rollout.group_ids_B, rollout.lengths_B, rollout.raw_rewards_B, open_B]
+    columns = [has_B, silent_B, rollout.group_ids_B, rollout.lengths_B, rollout.raw_rewards_B]
     return torch.stack([column.to(torch.float32) for column in columns], dim=1)
 
 
@@ -77,14 +75,6 @@ def zero_variance_of(table_N_C: torch.Tensor) -> torch.Tensor:
     return ~groups_have_signal(table_N_C[:, 0] > 0, groups_N) & group_is_equal(table_N_C[:, 4], groups_N)
 
 
-def overruled(table_N_C: torch.Tensor) -> bool:
-    """Whether some groups have equal rewards, and each of them has an advantage all the same, or is masked."""
-    totals_equal_N = group_is_equal(table_N_C[:, 4], _groups(table_N_C))
-    equal_N = torch.where(table_N_C[:, 1] < 0, totals_equal_N, table_N_C[:, 1] > 0)
-    left_N = zero_variance_of(table_N_C) & (table_N_C[:, 5] > 0)
-    return bool(equal_N.any()) and not bool(left_N.any())
-
-
 def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
     """Which groups have signal, `(Q,)`, in the order of their ids, from the `signal_table` of all ranks."""
     groups_N = _groups(table_N_C)
@@ -94,7 +84,7 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
 
 
 def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """Share of groups without signal, from the `signal_table` of all ranks."""
+    """The share of groups without signal."""
     return 1.0 - float(groups_of(table_N_C).double().mean())
 
 

@@ -5,6 +5,7 @@ loss = Σ over tokens of w · (policy + KL penalty + ...)  +  what is no sum ove
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +18,9 @@ from . import flow
 class Term:
     """What one term of the loss declares. A text says why something may not be done; empty means that it may."""
 
-    name: str  # what it is called in messages
-    # why a row's values depend on the other rows of its micro-batch, which then have to stay together
-    mixes_rows: Sequence[str] = ()
-    # why it is not 0 on rows whose advantages are all 0, which then have to run
-    acts_without_advantage: Sequence[str] = ()
+    name: str
+    mixes_rows: Sequence[str] = ()  # why a row's values depend on the others of its micro-batch, which stay together
+    acts_without_advantage: Sequence[str] = ()  # why it is not 0 on rows whose advantages are all 0, which have to run
     # why it does not scale with the advantages, so that these cannot make up for another denominator
     unscaled: Sequence[str] = ()
 
@@ -56,17 +55,17 @@ class TakenApart:
 
     def changed_by(self, further: FurtherTerms) -> TakenApart:
         """With further terms, and without the policy's if one of them takes its place."""
-        left_out = {POLICY.name} if further.replace_policy else set()
-        kept = {name: values_B_T for name, values_B_T in self.tokens.items() if name not in left_out}
+        kept = {
+            name: values_B_T
+            for name, values_B_T in self.tokens.items()
+            if not (further.replace_policy and name == POLICY.name)
+        }
         return replace(self, tokens={**kept, **further.values})
 
     @property
     def loss_B_T(self) -> torch.Tensor:
         """The sum of the terms, `(B, T)`."""
-        first, *others = self.tokens.values()
-        for values_B_T in others:
-            first = first + values_B_T
-        return first
+        return functools.reduce(torch.add, self.tokens.values())
 
 
 def take_apart(

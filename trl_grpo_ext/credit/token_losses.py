@@ -4,14 +4,14 @@ A wrong declaration would be a silent error: compact updates leave out rows, and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..errors import PluginOutputError
 from ..types import LossTerms, Rollout, implements
-from .flow import named, plugin_label, refuse, tensor_like, unchanged
+from .flow import calling, plugin_label, refuse, tensor_like
 
 RELATIVE_TOLERANCE = 1e-5
 
@@ -20,7 +20,7 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
     """Each token's loss, `(B, T)`, 0 off the mask, checked against the contract."""
     label = f"token loss {plugin_label(plugin)!r}: loss"
     terms = on_mask(terms)
-    with named(label, plugin), unchanged(label, terms):
+    with calling(plugin, label, terms):
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
@@ -48,7 +48,7 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
     if not implements(plugin, "on_rollout"):
         return {}
     label = f"token loss {plugin_label(plugin)!r}: on_rollout"
-    with torch.no_grad(), named(label, plugin), unchanged(label, rollout):
+    with torch.no_grad(), calling(plugin, label, rollout):
         found = plugin.on_rollout(rollout)
     return _live_values(found, rollout.mask_B_T, label)
 
@@ -59,7 +59,7 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
         return {}
     label = f"token loss {plugin_label(plugin)!r}: measures"
     terms = on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach()))
-    with torch.no_grad(), named(label, plugin), unchanged(label, terms):
+    with torch.no_grad(), calling(plugin, label, terms):
         found = plugin.measures(terms)
     return _live_values(found, terms.mask_B_T, label)
 
@@ -78,9 +78,6 @@ def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, to
     return values
 
 
-# ------------------------------------------------------------------------------------------- what it declares
-
-
 def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanishes: bool) -> None:
     """Refuse a false declaration, tried on two rows or more of made-up numbers, with advantages of both signs.
 
@@ -88,23 +85,22 @@ def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanis
     advantages.
     """
     label = f"token loss {plugin_label(plugin)!r}"
-    loss_B_T, slope_B_T = value_and_slope(plugin, terms)
-    if rows_apart:
-        for row in range(len(loss_B_T)):
-            for whole_B_T, alone_B_T in zip(
-                (loss_B_T, slope_B_T), value_and_slope(plugin, rows_of(terms, [row])), strict=True
-            ):
-                if not _alike(whole_B_T[row], alone_B_T[0], whole_B_T):
-                    raise PluginOutputError(
-                        f"{label} declares that a row's losses depend on that row alone, but those of row {row} change "
-                        "with the rows beside it. Declare independent=False, or compute what is common in on_rollout.",
-                        "rows",
-                    )
+    whole = value_and_slope(plugin, terms)
+    for row in range(len(terms.mask_B_T) if rows_apart else 0):
+        alone = value_and_slope(plugin, rows_of(terms, [row]))
+        for whole_B_T, alone_1_T in zip(whole, alone, strict=True):
+            largest = max(float(whole_B_T.abs().max()), 1e-30)
+            if not (whole_B_T[row] - alone_1_T[0]).abs().max() <= RELATIVE_TOLERANCE * largest:
+                raise PluginOutputError(
+                    f"{label} declares that a row's losses depend on that row alone, but those of row {row} change "
+                    "with the rows beside it. Declare independent=False, or compute what is common in on_rollout.",
+                    "rows",
+                )
     if vanishes:
         silent_B_T = terms.advantages_B_T.clone()
         silent_B_T[0] = 0.0
         found = value_and_slope(plugin, replace(terms, advantages_B_T=silent_B_T))
-        if any(bool((values_B_T[0] != 0).any()) for values_B_T in found):
+        if any(bool(values_B_T[0].any()) for values_B_T in found):
             raise PluginOutputError(
                 f"{label} declares that it is 0 in rows without an advantage, but its loss or its gradient there is "
                 "not. Declare needs_advantage=False, so that such rows run.",
@@ -127,15 +123,8 @@ def value_and_slope(plugin: Any, terms: LossTerms) -> tuple[torch.Tensor, torch.
 
 def rows_of(terms: LossTerms, rows: Sequence[int]) -> LossTerms:
     """Some rows of a micro-batch."""
-    chosen: dict[str, Any] = {}
-    for one in fields(terms):
-        value = getattr(terms, one.name)
-        if isinstance(value, torch.Tensor):
-            chosen[one.name] = value[list(rows)]
+    found: dict[str, Any] = {
+        name: value[list(rows)] for name, value in vars(terms).items() if isinstance(value, torch.Tensor)
+    }
     carried = {name: values_B_T[list(rows)] for name, values_B_T in terms.carried_B_T.items()}
-    return replace(terms, carried_B_T=carried, **chosen)
-
-
-def _alike(first: torch.Tensor, second: torch.Tensor, scale: torch.Tensor) -> bool:
-    largest = float(scale.abs().max())
-    return bool((first - second).abs().max() <= RELATIVE_TOLERANCE * max(largest, 1e-30))
+    return replace(terms, carried_B_T=carried, **found)

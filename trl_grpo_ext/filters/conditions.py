@@ -15,7 +15,7 @@ from ..credit.flow import group_verdicts
 from ..credit.groups import gather_groups, group_is_equal, group_mean
 from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.parameters import Checked, flag, number, text
+from ..guard.parameters import Checked, number, text
 from ..types import FilterDeclaration, Rollout, implements
 
 Verdicts = list[bool | str]
@@ -25,11 +25,10 @@ class Signal:
     """Keep groups with different rewards and an advantage: dynamic sampling.
 
     Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper; beside a hook that
-    reads more than rewards (steps, turns, a teacher), only the advantages count. Groups whose advantages are all 0 on
-    the tokens that count, after the rollout stage of the hooks, are dropped for "no advantage".
+    reads more than rewards, only the advantages count. Groups whose advantages are all 0 on the tokens that count,
+    after the rollout stage of the hooks, are dropped for "no advantage".
 
-    Source: DAPO (2503.14476), section 3.2.
-    Departures: the paper asks for answers that are neither all right nor all wrong, this for different rewards.
+    Source: DAPO (2503.14476), section 3.2, which asks for answers that are neither all right nor all wrong.
     """
 
     __name__ = "signal"
@@ -46,26 +45,22 @@ class Signal:
 class AccuracyBetween(Checked):
     """Keep groups whose mean of one reward lies between two bounds.
 
-    With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Closer bounds make a
-    curriculum. Groups are dropped as "too hard" or "too easy", and for "no reward" if the function scored no
-    completion.
+    With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Groups are dropped as
+    "too hard" or "too easy", and for "no reward" if the function scored no completion.
 
-    Source: dynamic sampling of DAPO (2503.14476), section 3.2; with closer bounds the online prompt filtering of PRIME
-    (2502.01456).
-    Departures: any reward and any bounds; DAPO looks at the number of right answers.
+    Source: dynamic sampling of DAPO (2503.14476), section 3.2, which looks at the number of right answers; with closer
+    bounds the online prompt filtering of PRIME (2502.01456).
 
     Args:
         reward: The reward function's name; None means the weighted sum of all.
-        low: The mean must be above this, or equal to it if `inclusive`.
-        high: The mean must be below this, or equal to it if `inclusive`.
-        inclusive: Whether means on a bound are kept.
+        low: The mean must be above this.
+        high: The mean must be below this.
     """
 
     __name__ = "accuracy_between"
     reward: str | None = text(None)
     low: float = number(0.0, "a finite number")
     high: float = number(1.0, "a finite number")
-    inclusive: bool = flag(False)
 
     def keep(self, rollout: Rollout) -> Verdicts:
         rewards_B = rollout.raw_rewards_B
@@ -75,17 +70,12 @@ class AccuracyBetween(Checked):
                 raise PluginOutputError(f"accuracy_between: the run has no reward {self.reward!r}. It has: {names}.")
             rewards_B = rollout.rewards_B_K[:, names.index(self.reward)]
         means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
-        hard_N = means_N < self.low
-        easy_N = means_N > self.high
-        if not self.inclusive:
-            hard_N = means_N <= self.low
-            easy_N = means_N >= self.high
-        silent_N = means_N.isnan()
+        hard_N, easy_N = means_N <= self.low, means_N >= self.high
 
         def why(row: int) -> str:
-            return "no reward" if silent_N[row] else "too hard" if hard_N[row] else "too easy"
+            return "too hard" if hard_N[row] else "too easy" if easy_N[row] else "no reward"
 
-        return _verdicts(rollout, ~(hard_N | easy_N | silent_N), why)
+        return _verdicts(rollout, (self.low < means_N) & (means_N < self.high), why)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -111,7 +101,6 @@ class AllOf:
     """Keep groups that all of several filters keep. The reason is that of the first filter that drops the group.
 
     Source: our own.
-    Departures: none.
 
     Args:
         filters: Selections of filters.

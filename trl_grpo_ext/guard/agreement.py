@@ -1,13 +1,12 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
-Otherwise a rank that fails leaves the others waiting in their next collective until it times out. So plugins run inside
-`Agreement.section`, and whenever a rank there needs the others it first says where it is: that it gathers a tensor of
-some shape, that its section is finished, or that it failed, and why. The gather takes place only if all gather shapes
-that fit; else all raise the same error.
+Plugins run inside `Agreement.section`, and whenever a rank there needs the others it first says where it is: that it
+gathers a tensor of some shape, that its section is finished, or that it failed, and why. The gather takes place only if
+all gather shapes that fit; else all raise the same error.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
-takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows. If another
-rank was killed, the collective fails, and `_lost` names that rank instead of a plugin.
+takes part in that gather, with a stand-in, and raises in the section that follows. If another rank was killed, the
+collective fails, and `_lost` names that rank instead of a plugin.
 """
 
 from __future__ import annotations
@@ -117,11 +116,8 @@ class Agreement:
         gathers = [rank for rank, one in enumerate(heard) if one is not None]
         others = [rank for rank, one in enumerate(heard) if one is None]
         if gathers and others:
-            message = (
-                f"rollout.gather was called on {_ranks(gathers)} but not on {_ranks(others)}. A plugin must call it "
-                "equally often on every rank, so never under a condition on its own rows."
-            )
-            self._stop(PluginOutputError(message))
+            where = f"was called on {_ranks(gathers)} but not on {_ranks(others)}"
+            self._stop(PluginOutputError(f"rollout.gather {where}. Call it equally often on every rank."))
         return heard
 
     def _exchange(self, said: Any) -> list[Any]:
@@ -139,10 +135,7 @@ class Agreement:
             raise
 
     def _lost(self, error: BaseException) -> EngineError | None:
-        """What to raise instead of an error that a collective raised because a rank has ended; None for other errors.
-
-        Ranks on this machine are looked up; of one on another machine nothing is known but what the collective says.
-        """
+        """What to raise for an error that a collective raised because a rank has ended; None for other errors."""
         failed = _failure_of_collective(error)
         if failed is None:
             return None
@@ -155,7 +148,7 @@ class Agreement:
         who = " and ".join(f"rank {rank} (process {process})" for rank, process in gone) or "another rank"
         lost = EngineError(
             f"{who[0].upper()}{who[1:]} has ended, and rank {self._rank} cannot go on without it. Its own output may "
-            f"say why; if it was killed, for want of memory say, there is none. A collective met: {failed}"
+            f"say why, unless it was killed, for want of memory say. A collective met: {failed}"
         )
         lost.__cause__ = failed
         return lost
@@ -212,10 +205,7 @@ def _has_ended(process: int) -> bool:
 
 @contextmanager
 def exits_refused() -> Iterator[None]:
-    """Inside, `os._exit` raises `SystemExit`: a rank that left with status 0 would end the run as if it had succeeded.
-
-    Processes that are forked inside may still use it.
-    """
+    """Inside, `os._exit` raises `SystemExit`, but in forks: a rank that left so would end the run as if it was done."""
     leave = os._exit
     owner = os.getpid()
 

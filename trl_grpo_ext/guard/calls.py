@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import sys
 import threading
@@ -126,11 +127,8 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         what = f"{type(returned).__name__}, {returned!r:.80}"
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
-        raise PluginOutputError(
-            f"The reward {reward!r} returned {what}; it must return a list with one number or None for each of the "
-            f"{count} completions.",
-            "length",
-        )
+        wanted = f"a list with one number or None for each of the {count} completions"
+        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.", "length")
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
 
@@ -146,24 +144,17 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
         if abs(number) > _LARGEST:
             raise OverflowError
     except (TypeError, OverflowError):
-        what = f"{type(value).__name__}, {value!r:.80}, at row {row}"
-        raise PluginOutputError(
-            f"The reward {reward!r} returned {what}; it must be None or a number, finite also in float32.", "types"
-        ) from None
+        what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
+        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.", "types") from None
     return number
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Make names unique, for metrics: the first of a name keeps it, later ones get `_2`, `_3` and so on."""
-    taken, new = set(names), list[str]()
+    new: list[str] = []
     for name in names:
-        if name in new:
-            number = 2
-            while f"{name}_{number}" in taken:
-                number += 1
-            name = f"{name}_{number}"
-            taken.add(name)
-        new.append(name)
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        new.append(next(one for one in numbered if one not in {*names, *new}) if name in new else name)
     return new
 
 

@@ -23,15 +23,12 @@ _STAY_HERE = frozenset({"trainer_state", "log_extra", "log_metric", "environment
 class Guarded:
     """Guard a reward: add a deadline, retries and a policy for failures.
 
-    A reward with `timeout` or `workers` runs in worker processes, where it may hang, crash or eat memory. Cloudpickle
-    sends it there once; `trainer_state`, `log_extra`, `log_metric` and `environments` stay here. If a worker dies, its
-    completion is tried once more. All others run in this process.
+    With `timeout` or `workers` it runs in worker processes, where it may hang, crash or eat memory; `trainer_state`,
+    `log_extra`, `log_metric` and `environments` stay here. If a worker dies, its completion is tried once more.
 
     Args:
-        reward: A reward function as TRL takes it; not an async one, and no reward model (`torch.nn.Module`), both of
-            which TRL calls itself.
-        timeout: Seconds that one call may take, for `batch_size` completions: CPU time, or sleep while the reward waits
-            for something, so a busy machine costs no score.
+        reward: A reward function as TRL takes it; neither async nor a model, both of which TRL calls itself.
+        timeout: Seconds that one call may take: CPU time, or sleep, so a busy machine costs no score.
         retries: How often to repeat a call that raised. Timeouts and deaths are not retried.
         on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run and
             names the row.
@@ -61,9 +58,7 @@ class Guarded:
         name: str | None = None,
     ) -> None:
         if not callable(reward) or is_model(reward) or is_async(reward):
-            raise ConfigurationError(
-                f"guarded: the reward must be a function or callable object that is not async, got {reward!r:.80}"
-            )
+            raise ConfigurationError(f"guarded: the reward must be callable, and not async, got {reward!r:.80}")
         label = reward_name(reward) if name is None else name
         if timeout is not None:
             checked_number(f"{label}: timeout", timeout, "a positive number of seconds", lambda x: x > 0)
@@ -152,10 +147,9 @@ class Guarded:
                 yield [Judgement(Outcome.ERROR, detail)] * len(own), error
                 continue
             try:
-                scores = check_scores(returned, len(own), self.__name__)
+                yield [_scored(score) for score in check_scores(returned, len(own), self.__name__)], None
             except PluginOutputError as error:
-                raise _broken(str(error), error.breaks, own, count) from error
-            yield [_scored(score) for score in scores], None
+                raise _broken(str(error), own, count) from error
 
 
 guarded = Guarded
@@ -175,15 +169,15 @@ def _from_worker(done: Done, rows: range, count: int) -> tuple[list[Judgement], 
         return [Judgement(Outcome(done.status), done.detail)] * len(rows), None
     kind, _, message = done.detail.partition(": ")
     if kind == PluginOutputError.__name__:
-        raise _broken(message, None, rows, count)
+        raise _broken(message, rows, count)
     cause = RewardError(f"In the worker process:\n{done.traceback}")
     return [Judgement(Outcome.ERROR, f"{kind}: {shown(message)}")] * len(rows), cause
 
 
 def _parts_of(value: float, parts: Sequence[Any]) -> Parts:
     """`Parts` as a worker sends them."""
-    found = [(name, score, weight, [Place(*place) for place in places]) for name, score, weight, places in parts]
-    return Parts([Part(*one) for one in found], value)
+    found = [Part(name, score, weight, [Place(*one) for one in places]) for name, score, weight, places in parts]
+    return Parts(found, value)
 
 
 def _scored(score: float | None) -> Judgement:
@@ -192,8 +186,6 @@ def _scored(score: float | None) -> Judgement:
     return Judgement(Outcome.SCORED, score=score)
 
 
-def _broken(message: str, breaks: str | None, rows: range, count: int) -> PluginOutputError:
-    if len(rows) < count:
-        which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, {rows[0]} to {rows[-1]},"
-        message += f" That call had {which} of the batch's {count}."
-    return PluginOutputError(message, breaks)
+def _broken(message: str, rows: range, count: int) -> PluginOutputError:
+    where = f" That call had rows {rows[0]} to {rows[-1]} of the batch's {count}." if len(rows) < count else ""
+    return PluginOutputError(f"{message}{where}")

@@ -1,9 +1,8 @@
 """Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
 
-Before a process ends, Python waits for each thread that is no daemon, for the jobs of thread pools and for the children
-that `multiprocessing` started. What began while a reward ran is known here as that reward's. Once nothing else is
-waited for, it is named, the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the
-process keeps its exit status, and what others have registered with `atexit` still runs.
+What began while a reward ran is known here as that reward's. Once Python waits for nothing else, it is named, the wait
+for its threads is interrupted as Ctrl-C would, and its children are ended. So the process keeps its exit status, and
+what others have registered with `atexit` still runs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,7 +69,7 @@ def _end_wait() -> None:
         alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or one in of_pools)]
         if alive and all(one in _BEGUN for one in alive) and main.ident is not None:
             _name("thread", alive)
-            _ignore_interrupt()
+            _ignore_interrupt(sys.unraisablehook)
             signal.pthread_kill(main.ident, _SIGNAL)  # type: ignore[arg-type]
             return
 
@@ -95,14 +94,9 @@ def _end_children() -> None:
 
 
 def _name(kind: str, left: Sequence[Any]) -> None:
+    said = "The run is over: the %s %r, which began while the reward %r ran, is not waited for. Let the reward end it."
     for one in left:
-        logger.warning(
-            "The run is over, but the %s %r, which began while the reward %r ran, has not ended. It is not waited for: "
-            "let the reward end it.",
-            kind,
-            one.name,
-            _BEGUN[one],
-        )
+        logger.warning(said, kind, one.name, _BEGUN[one])
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
@@ -110,7 +104,6 @@ def _interrupt(number: int, frame: types.FrameType | None) -> None:
         raise _NoLongerError
 
 
-def _ignore_interrupt() -> None:
+def _ignore_interrupt(shown: Callable[[Any], Any]) -> None:
     """Keep Python from printing the interrupt, as it does with Ctrl-C."""
-    shown = sys.unraisablehook
     sys.unraisablehook = lambda raised: None if raised.exc_type is _NoLongerError else shown(raised)

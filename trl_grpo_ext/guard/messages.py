@@ -9,9 +9,8 @@ from typing import Any
 def completion_text(completion: Any) -> str:
     """Return what the model wrote to the user.
 
-    A string is returned unchanged. A list of messages gives the last assistant message with text: messages of tools and
-    users are not the model's, and an assistant message that only calls a tool has no text (its content is None or
-    blank). A message without a role counts as the assistant's. The text blocks of block content are concatenated.
+    A string is returned unchanged. A list of messages gives the last assistant message with text (one that only calls a
+    tool has none); a message without a role counts as the assistant's. The text blocks of block content are joined.
     Anything else gives an empty string: a completion never raises.
     """
     if isinstance(completion, str):

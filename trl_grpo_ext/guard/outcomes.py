@@ -1,8 +1,7 @@
 """How scoring a completion can end, and what each outcome is worth.
 
-A wrong answer, an unparseable reference, a timeout and a crash are different things. A reward first finds the
-`Outcome`; a policy, which the user may change, then turns it into a number, None (the reward does not apply to this
-completion), or "raise" (the run stops and names the completion).
+A reward first finds the `Outcome`; a policy, which the user may change, then turns it into a number, None (the reward
+does not apply to this completion), or "raise" (the run stops and names the completion).
 """
 
 from __future__ import annotations
@@ -34,27 +33,15 @@ class Outcome(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    NO_ANSWER = "no_answer"
-    """The completion holds no answer that can be read."""
-    UNPARSEABLE = "unparseable_reference"
-    """The reference cannot be read: nothing can be said about the completion."""
-    SCORED = "scored"
-    """The reward gave a value that is neither right nor wrong."""
-    NONE = "none"
-    """The reward itself said None."""
+    NO_ANSWER = "no_answer"  # the completion holds no answer that can be read
+    UNPARSEABLE = "unparseable_reference"  # the reference cannot be read: nothing can be said about the completion
+    SCORED = "scored"  # the reward gave a value that is neither right nor wrong
+    NONE = "none"  # the reward itself said None
     TIMEOUT = "timeout"
-    DIED = "died"
-    """The process at work on it died, twice, or ran out of memory."""
-    REFUSED = "refused"
-    """Too large or too deep to be looked at."""
-    ERROR = "error"
-    """The reward raised, or the server that it asks failed."""
-    DECLINED = "declined"
-    """A judge would not give a verdict."""
-    UNREADABLE = "unreadable"
-    """A judge's reply is no verdict."""
-    BUSY = "busy"
-    """A server took no more requests, also after waiting."""
+    DIED = "died"  # the process at work on it died, twice, or ran out of memory
+    REFUSED = "refused"  # too large or too deep to be looked at
+    ERROR = "error"  # the reward raised, or the server that it asks failed
+    UNREADABLE = "unreadable"  # a judge's reply is no verdict
 
 
 DEFAULTS: Mapping[Outcome, Consequence] = {
@@ -72,17 +59,12 @@ DEFAULTS: Mapping[Outcome, Consequence] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """One completion's outcome.
-
-    Attributes:
-        outcome: The outcome.
-        detail: The reason, in a few words. It may quote the model.
-        score: The reward's own value if the outcome is `SCORED`; no policy replaces it. `Parts` may come with other
-            outcomes too: a verdict's keep their scores, and where nothing could be read each has the outcome's value.
-    """
+    """One completion's outcome."""
 
     outcome: Outcome
-    detail: str = ""
+    detail: str = ""  # the reason, in a few words; it may quote the model
+    # The reward's own value if the outcome is `SCORED`; no policy replaces it. `Parts` may come with other outcomes
+    # too: a verdict's keep their scores, and where nothing could be read each has the outcome's value.
     score: float | None = None
 
 
@@ -106,15 +88,17 @@ class OutcomePolicy:
         changed: Mapping[str, Any] | None = None,
         defaults: Mapping[Outcome, Consequence] | None = None,
     ) -> None:
-        self.reward, self.outcomes = reward, tuple(outcomes)
+        self.reward = reward
+        self.outcomes = tuple(outcomes)
         known = {**DEFAULTS, **(defaults or {})}
         self._becomes: dict[Outcome, Consequence] = {o: known[o] for o in self.outcomes if o in known}
         if not isinstance(changed, Mapping | None):
             raise ConfigurationError(f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}")
         for name, value in (changed or {}).items():
             if name not in self._becomes:
-                can = ", ".join(self._becomes)
-                raise ConfigurationError(f"{reward} has no outcome {name!r} to set; it has: {can}.")
+                raise ConfigurationError(
+                    f"{reward} has no outcome {name!r} to set; it has: {', '.join(self._becomes)}."
+                )
             self._becomes[Outcome(name)] = _consequence(reward, name, value)
         self.changed = {outcome.value: it for outcome, it in self._becomes.items() if it != known[outcome]}
 
@@ -132,11 +116,9 @@ class OutcomePolicy:
                 continue
             becomes = self._becomes[judgement.outcome]
             if isinstance(becomes, str):
-                detail = f" ({judgement.detail})" if judgement.detail else ""
-                raise RewardError(
-                    f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}{detail}, which raises. "
-                    f"Set outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
-                ) from causes.get(row)
+                said = repr(judgement.outcome.value) + (f" ({judgement.detail})" if judgement.detail else "")
+                go_on = f"Set outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
+                raise RewardError(f"{self.reward}: the outcome at row {row} is {said}. {go_on}") from causes.get(row)
             if isinstance(judgement.score, Parts) and becomes is not None:
                 parts = judgement.score.parts
                 if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
@@ -184,7 +166,6 @@ def _consequence(reward: str, name: str, value: object) -> Consequence:
         return None if value is None else RAISE
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     if number is None or not -sys.float_info.max <= number <= sys.float_info.max:
-        raise ConfigurationError(
-            f"{reward}: the outcome {name!r} must become a finite number, null or raise, got {value!r}."
-        )
+        what = f"{reward}: the outcome {name!r}"
+        raise ConfigurationError(f"{what} must become a finite number, null or raise, got {value!r}.")
     return float(number)

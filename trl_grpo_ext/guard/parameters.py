@@ -1,12 +1,7 @@
-"""Checks for plugins' parameters and rewards' columns, with uniform messages. A `label` is `<plugin>: <parameter>`.
+"""Checks for plugins' parameters and rewards' columns. A `label` is `<plugin>: <parameter>`.
 
-A plugin may declare its parameters as fields, which are then checked when it is made:
-
-    @dataclass(kw_only=True, eq=False)
-    class SignScaling(Checked):
-        __name__ = "sign_scaling"
-
-        positive: float = number(0.1, "at least 0", lambda v: v >= 0)
+A plugin may declare its parameters as fields of a dataclass that is `Checked`, as in
+`positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are then checked when it is made.
 """
 
 from __future__ import annotations
@@ -115,9 +110,7 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
     listed = isinstance(values, Sized) and hasattr(values, "__getitem__") and not isinstance(values, str | Mapping)
     if not listed or len(values) != count:
         entries = len(values) if listed else f"{type(values).__name__}, no list of"
-        raise RewardError(
-            f"{reward} got {count} completions but {entries} entries in {name!r}; it needs one per completion."
-        )
+        raise RewardError(f"{reward} got {count} completions but {entries} entries in {name!r}.")
     return values  # type: ignore[no-any-return]
 
 
@@ -126,7 +119,5 @@ def optional_module(reward: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{reward} needs a package that is not installed here: pip install "
-            f"{name.partition('.')[0].replace('_', '-')}"
-        ) from error
+        package = name.partition(".")[0].replace("_", "-")
+        raise ConfigurationError(f"{reward} needs a package that is not installed: pip install {package}") from error

@@ -1,8 +1,4 @@
-"""Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
-
-TRL calls the functions and gathers their scores over all ranks; the trainer lets all ranks raise the same error
-(`agreement`).
-"""
+"""Watch reward functions while they score a generation batch: check results, keep time, name failing completions."""
 
 from __future__ import annotations
 
@@ -57,10 +53,9 @@ class _Call:
 
 
 class RewardWatch:
-    """Watches the functions of one scoring, at most `limit` seconds, and keeps scores, parts, outcomes and NaNs."""
+    """Watches the functions of one scoring, at most `limit` seconds, and keeps parts, outcomes and NaNs."""
 
     def __init__(self, limit: float | None = None) -> None:
-        self.scores: dict[str, list[float | None]] = {}
         self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
@@ -74,31 +69,28 @@ class RewardWatch:
         own = ("prompt", "completion", "completion_ids")
         columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in own}
         for function, name in zip(functions, names, strict=True):
-            with self._run(name):
-                try:
+            try:
+                with self._run(name):
                     start_scoring(function, {**given, **columns})
-                except TRLGRPOExtError:
-                    raise
-                except (Exception, SystemExit) as error:
-                    raise PluginRunError(f"{_raised(name, error)} (in start_scoring)") from error
+            except TRLGRPOExtError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginRunError(f"{_raised(name, error)} (in start_scoring)") from error
 
     def wrap(self, function: Any, name: str) -> Any:
         """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
         if is_model(function) or not callable(function):
             return function
-        if is_async(function):
 
-            async def watched_async(**columns: Any) -> Any:
-                with self._run(name):
-                    columns, check = self._listen(columns, name)
-                    try:
-                        return check(await self._awaited(function(**columns), name))
-                    except TRLGRPOExtError:
-                        raise
-                    except Exception as error:  # the search runs the function in this loop, so it needs a thread
-                        raise await asyncio.to_thread(_explained, error, function, columns, name) from error
-
-            return watched_async
+        async def watched_async(**columns: Any) -> Any:
+            with self._run(name):
+                columns, check = self._listen(columns, name)
+                try:
+                    return check(await self._awaited(function(**columns), name))
+                except TRLGRPOExtError:
+                    raise
+                except Exception as error:  # the search runs the function in this loop, so it needs a thread
+                    raise await asyncio.to_thread(_explained, error, function, columns, name) from error
 
         def watched(**columns: Any) -> Any:
             with self._run(name):
@@ -110,7 +102,7 @@ class RewardWatch:
                 except (Exception, SystemExit) as error:
                     raise _explained(error, function, columns, name) from error
 
-        return watched
+        return watched_async if is_async(function) else watched
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
@@ -149,14 +141,10 @@ class RewardWatch:
                 seconds = time.monotonic() - running.began
                 if seconds >= running.tell_after:
                     running.tell_after *= 2
-                    self._tell(running.name, seconds)
-
-    def _tell(self, name: str, seconds: float) -> None:
-        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        end = (
-            "reward_timeout is off" if self._limit is None else f"reward_timeout stops the run after {self._limit:g} s"
-        )
-        logger.warning("The reward %r has been running for %.0f s%s; %s.", name, seconds, rank, end)
+                    rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+                    end = "is off" if self._limit is None else f"stops the run after {self._limit:g} s"
+                    said = "The reward %r has been running for %.0f s%s; reward_timeout %s."
+                    logger.warning(said, running.name, seconds, rank, end)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -165,10 +153,7 @@ class RewardWatch:
         if infinite_N_K.any():
             row, column = infinite_N_K.nonzero()[0].tolist()
             value = rewards_N_K[row, column].item()
-            raise PluginOutputError(
-                f"The reward {names[column]!r} returned {value} at row {row} of all {len(rewards_N_K)}; it must be "
-                "finite."
-            )
+            raise PluginOutputError(f"The reward {names[column]!r} returned {value} at row {row}; it must be finite.")
 
     def counts(self, rewards_N_K: torch.Tensor, names: Sequence[str], gather: Callable[..., Any]) -> dict[str, float]:
         """Shares of all ranks' completions without a value, by metric; functions that gave every value are left out."""
@@ -222,57 +207,38 @@ class RewardWatch:
     def _overrun(self, names: Sequence[str]) -> RewardError:
         which = ", ".join(sorted({*names}))
         return RewardError(
-            f"The reward{'s' * (len({*names}) > 1)} {which} did not finish within {self._limit:g} s (reward_timeout). "
-            "Raise reward_timeout, or give the reward a time limit per completion of its own, as in "
-            "{name: ..., guard: {timeout: 5}}."
+            f"The reward{'s' * (len({*names}) > 1)} {which} did not finish within {self._limit:g} s. Raise "
+            "reward_timeout, or set a limit per completion: {name: ..., guard: {timeout: 5}}."
         )
 
     def _listen(self, columns: dict[str, Any], reward: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
         count = len(columns["completions"])
         wrapped = dict(columns)
-        if (log_extra := columns.get("log_extra")) is not None:
 
-            def extra(column: str, values: Iterable[Any]) -> None:
-                values = list(values)
-                try:
-                    pickle.dumps((column, values))
-                except Exception as error:
-                    raise _cannot_log(reward, "log_extra", column, values) from error
-                if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
-                    self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
-                log_extra(column, values)
+        def extra(column: str, values: Iterable[Any]) -> None:
+            values = list(values)
+            pickle.dumps((column, values))  # what cannot be sent to the other ranks is this reward's error, here
+            if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
+                self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
+            columns["log_extra"](column, values)
 
+        if columns.get("log_extra") is not None:
             wrapped["log_extra"] = extra
-        if (log_metric := columns.get("log_metric")) is not None:
-
-            def metric(name: str, value: Any) -> None:
-                try:
-                    log_metric(name, float(value))
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise _cannot_log(reward, "log_metric", name, value) from error
-
-            wrapped["log_metric"] = metric
+        if columns.get("log_metric") is not None:
+            wrapped["log_metric"] = lambda name, value: columns["log_metric"](name, float(value))
         prints = Fingerprints(wrapped)
         return wrapped, lambda returned: self._seen(returned, count, prints, reward)
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
-            raise PluginOutputError(
-                f"The reward {name!r} changed {changed!r}, which the other rewards, the loss and the logs read as "
-                "well. Let it make a copy first.",
-                "inputs",
-            )
-        scores = self.scores[name] = check_scores(returned, count, name)
+            text = f"The reward {name!r} changed {changed!r}, which others read as well. Let it make a copy first."
+            raise PluginOutputError(text, "inputs")
+        scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
             self.parts[name] = [score.parts if isinstance(score, Parts) else () for score in scores]
         return scores
-
-
-def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
-    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
-    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
 
 
 def _raised(name: str, error: BaseException) -> str:
@@ -291,7 +257,8 @@ def _find_completion(error: Exception | SystemExit, function: Any, columns: Mapp
     if isinstance(error, SystemExit) or not count:  # the function has emptied them
         return ""
     until = time.monotonic() + _SEARCH_SECONDS
-    failing, passed = None, False
+    failing = None
+    passed = False
     for row in range(count):
         if time.monotonic() > until or (failing is not None and passed):
             break
@@ -303,9 +270,11 @@ def _find_completion(error: Exception | SystemExit, function: Any, columns: Mapp
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
-    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
+    if failing is None:
+        return f" (no single one of the {count} completions is at fault)"
+    if not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
         return form
-    if failing is None or not (passed or count == 1):
+    if not passed and count > 1:
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
 

@@ -71,10 +71,8 @@ def read_values(path: str | Path) -> Any:
             raise ConfigurationError(f"There is no file {name}.")
         if (size := Path(path).stat().st_size) > MOST_BYTES:
             raise ConfigurationError(f"{name} has {size:,} bytes, too many for settings: is it the right file?")
-        text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{name} is no text file: byte {error.start} is not UTF-8.") from error
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or bytes that are no UTF-8
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
     return parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
 
@@ -84,9 +82,7 @@ def parse_json(text: str, name: str) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ConfigurationError(f"{name} has the key {one_line(twice, 60)!r} twice: keep one.")
+            raise ConfigurationError(f"{name} has a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
         return found
 
     try:

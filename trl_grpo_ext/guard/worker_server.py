@@ -1,9 +1,8 @@
 """The process that forks workers: `python worker_server.py FD MEMORY`, started by `guard.workers`.
 
-It reads its parent's import path from stdin, loads the task, with its imports, once, and forks a worker within
-milliseconds whenever its parent asks for one. It never imports the parent's `__main__` and runs no job itself. When its
-parent closes the socket or is gone, it kills its workers with everything that they started, and ends. Workers send JSON
-back, so that a compromised worker cannot make the parent run code.
+It loads the task once and forks a worker whenever its parent asks for one; it never imports the parent's `__main__`.
+When its parent closes the socket or is gone, it kills its workers with everything that they started, and ends. Workers
+send JSON back, so that a compromised worker cannot make the parent run code.
 """
 
 from __future__ import annotations
@@ -115,7 +114,11 @@ class _Server:
                     data = receive(self._control, COMMAND.size)
                     if data is None:
                         return
-                    self._obey(*COMMAND.unpack(data))
+                    (command,) = COMMAND.unpack(data)
+                    if command == FORK:
+                        self._fork()
+                    elif command in self._workers:  # not reaped yet, so the number is still this worker's
+                        os.kill(command, signal.SIGKILL)
         except ConnectionError:  # the parent is gone
             return
         finally:
@@ -124,12 +127,6 @@ class _Server:
             end = time.monotonic() + _COLLECTING_LIMIT
             while self._reap() and time.monotonic() < end:
                 time.sleep(0.001)
-
-    def _obey(self, command: int) -> None:
-        if command == FORK:
-            self._fork()
-        elif command in self._workers:  # not reaped yet, so the number is still this worker's
-            os.kill(command, signal.SIGKILL)
 
     def _reap(self) -> bool:
         """Collect the dead, after killing what they started (their group's number is free then); are there others?"""
@@ -219,12 +216,10 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
 
 def _describe(error: BaseException) -> tuple[str, str, str]:
     """The exception's type, message and last lines of the traceback."""
-    try:
+    message = "(its message cannot be read)"
+    with contextlib.suppress(Exception):
         message = str(error)[:_LONGEST_MESSAGE]
-    except Exception:
-        message = "(its message cannot be read)"
-    lines = "".join(traceback.format_exception(error))
-    return type(error).__name__, message, lines[-_LONGEST_TRACEBACK:]
+    return type(error).__name__, message, "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
 
 
 def _address_space() -> int:

@@ -1,15 +1,12 @@
 """Processes that run one task on many jobs and can be killed at any time.
 
-A job's result depends on the job alone, not on its neighbours or on what else the machine does: its time is the CPU
-time of its process, which Linux shows to any process of the same user. The wall clock is a backstop for jobs that
-sleep.
+A job's time is the CPU time of its process, which Linux shows to any process of the same user, so that its result does
+not depend on what else the machine does; the wall clock is a backstop for jobs that sleep.
 
 Pebble imports the user's `__main__` again in every worker that it starts, and a worker killed from outside breaks its
-pool; loky cannot kill a single task. Here a small server process (`guard.worker_server`) that never imports `__main__`
-loads the task once and forks workers within milliseconds; every worker has its own socket and shares no lock. The
-server kills and collects them, so that a pid never refers to another process.
-
-This protects against code that hangs, crashes or eats memory. It is not a sandbox: a worker has all rights of its user.
+pool; loky cannot kill a single task. Here a small server (`guard.worker_server`) loads the task once and forks workers
+within milliseconds; each has its own socket and shares no lock. The server kills and collects them, so that a pid never
+refers to another process. This is not a sandbox: a worker has all rights of its user.
 """
 
 from __future__ import annotations
@@ -55,22 +52,15 @@ class _LostError(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """The result of one job.
+    """The result of one job."""
 
-    Attributes:
-        status: "done"; "timeout" if it used up its allowance or slept too long; "died" if its worker died twice or ran
-            out of memory; "error" if the task raised.
-        value: What the task returned, after a round trip through JSON: tuples are lists, keys are strings.
-        detail: The reason; for "error" the exception's type and message.
-        seconds: CPU seconds of the last attempt.
-        traceback: For "error", the last lines of the worker's traceback.
-    """
-
+    # "timeout" if it used up its allowance or slept too long, "died" if its worker died twice or ran out of memory,
+    # "error" if the task raised
     status: Literal["done", "timeout", "died", "error"]
-    value: Any = None
-    detail: str = ""
-    seconds: float = 0.0
-    traceback: str = ""
+    value: Any = None  # what the task returned, after a round trip through JSON: tuples are lists, keys are strings
+    detail: str = ""  # the reason; for "error" the exception's type and message
+    seconds: float = 0.0  # CPU seconds of the last attempt
+    traceback: str = ""  # for "error", the last lines of the worker's traceback
 
 
 @dataclass
@@ -84,16 +74,14 @@ class _Job:
 
 
 class WorkerPool:
-    """Processes that run one task on many jobs and can be killed at any time.
+    """Processes that start with `start` or the first `run`, stay for the next batch, and end with this process.
 
-    The first process starts with `start` or the first `run`. Workers stay for the next batch and end with this process,
-    however it ends. The pool works from any thread, and in forks of this process, which start processes of their own.
-    It pickles, without its processes.
+    The pool works from any thread, and in forks, which start processes of their own. It pickles, without its processes.
 
     Args:
         task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
-            do. It runs with an empty stdin, and its stdout goes to stderr. Functions in a list `chores` of its own are
-            called once it is loaded, to fill caches that all workers share.
+            do. Its stdin is empty, and its stdout goes to stderr. Functions in a list `chores` of its own are called
+            once it is loaded, to fill caches that all workers share.
         workers: Number of processes; None means one per usable core, divided among this machine's ranks, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
@@ -115,15 +103,14 @@ class WorkerPool:
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
             if number is not None:
                 checked_whole(f"{name}: {parameter}", number, 1)
-        self._task, self._workers, self._memory_mb, self.name = task, workers, memory_mb, name
+        self._task = task
+        self._workers = workers
+        self._memory_mb = memory_mb
+        self.name = name
         self._renew()
 
-    def _renew_if_forked(self) -> None:
-        if self._processes.owner != os.getpid():
-            self._renew()
-
     def _renew(self) -> None:
-        """Start without processes, also in a forked child."""
+        """Begin without processes, also in a forked child."""
         self._lock = threading.Lock()
         self._processes = _Processes(self.name, self._task, self._memory_mb)
         weakref.finalize(self, self._processes.end)
@@ -141,7 +128,8 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional."""
-        self._renew_if_forked()
+        if self._processes.owner != os.getpid():
+            self._renew()
         with self._lock:
             self._processes.start()
 
@@ -153,13 +141,12 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
-        for a core on a busy machine does not count.
+        A job whose worker dies is tried once more, with the time that it has left. Waiting for a core does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.
             allowance: CPU seconds that one job may take, in both tries together.
-            patience: Seconds that one job may sleep, in both tries together: neither use a core nor wait for one.
+            patience: Seconds that it may sleep, in both tries together: neither use a core nor wait for one.
 
         Raises:
             ConfigurationError: `allowance` or `patience` is not a positive number.
@@ -167,7 +154,8 @@ class WorkerPool:
         """
         for name, seconds in (("allowance", allowance), ("patience", patience)):
             checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
-        self._renew_if_forked()
+        if self._processes.owner != os.getpid():
+            self._renew()
         done: dict[int, Done] = {}
         waiting = deque(_Job(number, allowance, patience) for number in range(len(jobs)))
         at_work: dict[_Worker, _Job] = {}
@@ -202,9 +190,8 @@ class WorkerPool:
 
 def default_workers() -> int:
     """The number of usable cores, divided among this machine's ranks (`LOCAL_WORLD_SIZE`), at most 8."""
-    cores = len(os.sched_getaffinity(0))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(_MOST_WORKERS, max(1, cores // ranks))
+    return min(_MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
 def _wait(at_work: dict[_Worker, _Job]) -> None:
@@ -236,8 +223,7 @@ def _result(worker: _Worker, job: _Job, allowance: float, patience: float) -> tu
 def _after_death(worker: _Worker, job: _Job, why: str) -> Done | None:
     """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
     if job.death:
-        detail = f"{why}, twice" if job.death == why else f"{job.death}; then {why}"
-        return Done("died", None, detail, worker.seconds)
+        return Done("died", None, f"{why}, twice" if job.death == why else f"{job.death}; then {why}", worker.seconds)
     job.death = why
     job.allowance -= worker.seconds_at_most()
     job.patience -= worker.slept
@@ -306,15 +292,10 @@ class _Processes:
         if not self._is_loaded:
             self._receive("the task cannot be loaded in the worker processes", _LOADING_LIMIT)
             self._is_loaded = True
-        self._command(FORK)
+        with contextlib.suppress(OSError):  # the server has died, as reading shows
+            self._sock.sendall(COMMAND.pack(FORK))
         pid, files = self._receive("no worker can be forked", _FORK_LIMIT)
         return _Worker(pid, files[0])
-
-    def _command(self, command: int) -> None:
-        try:
-            self._sock.sendall(COMMAND.pack(command))
-        except OSError as error:
-            raise _LostError(f"the server of the worker processes has died ({error})") from error
 
     def _receive(self, problem: str, limit: float) -> tuple[int, list[int]]:
         """The number and the files that the server sends; a `RewardError` if it says that there is a problem."""
@@ -324,9 +305,9 @@ class _Processes:
             number, size = HEADER.unpack(data)
             reply = json.loads(receive(self._sock, size) or b"")
         except TimeoutError as error:
-            raise _LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
+            raise _LostError(f"their server did not answer within {limit:g} s") from error
         except (OSError, ValueError, struct.error) as error:
-            raise _LostError("the server of the worker processes has died") from error
+            raise _LostError("their server has died") from error
         if "error" in reply:
             kind, message, lines = reply["error"]
             raise RewardError(f"{self._name}: {problem}: {kind}: {message}\n{lines}")
@@ -335,8 +316,8 @@ class _Processes:
     def drop(self, worker: _Worker) -> None:
         """Kill a worker; if the server is gone, its workers are too."""
         if worker in self._all and self._server is not None:
-            with contextlib.suppress(_LostError):
-                self._command(worker.pid)
+            with contextlib.suppress(OSError):
+                self._sock.sendall(COMMAND.pack(worker.pid))
         worker.sock.close()
         self._all.discard(worker)
 
@@ -354,10 +335,9 @@ class _Processes:
 
     def _end_server(self) -> None:
         """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
-        server = self._server
+        server, self._server = self._server, None
         if server is None:
             return
-        self._server = None
         self._sock.close()
         try:
             server.wait(1.0)

@@ -1,4 +1,4 @@
-"""The one reader of a run's folder, for the report, the comparison and whatever resumes from them.
+"""The one reader of a run's files, for the report and the comparison.
 
 Any file may be cut off, still being written, foreign or malicious: what cannot be read raises `UnreadableError`, one
 printable sentence. Lists of numbers inside parquet come as numpy arrays: there may be millions of them.
@@ -16,8 +16,6 @@ from ..records.token_records import FOLDER
 RECORDS = FOLDER
 COMPLETIONS = "completions"
 """Where the recorder and TRL write completions, inside the output_dir."""
-
-SUFFIXES = (".parquet", ".jsonl")
 
 Columns = dict[str, list[Any]]
 Say = Callable[[str], None]
@@ -41,9 +39,7 @@ def read_json(path: Path) -> Any:
     try:
         return _json(_text(path))
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(
-            f"{path} is not complete JSON ({reason_of(error)}); it may be truncated or still being written."
-        ) from error
+        raise UnreadableError(f"{path} is not complete JSON ({reason_of(error)}).") from error
 
 
 def read_json_lines(path: Path, bad: Say | None = None) -> list[Any]:
@@ -62,20 +58,6 @@ def read_json_lines(path: Path, bad: Say | None = None) -> list[Any]:
     return values
 
 
-def column_names(path: Path) -> list[str]:
-    """The columns of a parquet file."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UnreadableError(
-            f"{path} is not a complete parquet file ({reason_of(error)}); it may be truncated or still being written."
-        ) from error
-    return [name for name in names if not name.startswith("__index_level_")]
-
-
 def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequence[str] = ()) -> Columns:
     """Columns of a `.parquet` or `.jsonl` file; of `only`, those that it lacks are left out."""
     if path.suffix != ".parquet":
@@ -86,14 +68,15 @@ def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequenc
     import pyarrow
     import pyarrow.parquet
 
-    names = [name for name in column_names(path) if (only is None or name in only) and name not in without]
     try:
+        names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
+        names = [name for name in names if (only is None or name in only) and name not in without]
         # By this thread alone: where one column is damaged, no other thread may still be reading what is then freed.
         table = pyarrow.parquet.read_table(path, columns=names, use_threads=False, pre_buffer=False)
         table.validate(full=True)
-        return {name: _values(table.column(name)) for name in table.column_names}
+        return {name: _values(table.column(name)) for name in names if not name.startswith("__index_level_")}
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UnreadableError(f"{path} cannot be read: its data is damaged ({reason_of(error)}).") from error
+        raise UnreadableError(f"{path} is damaged, truncated or still being written ({reason_of(error)}).") from error
 
 
 def _values(chunks: Any) -> list[Any]:
@@ -115,29 +98,6 @@ def reason_of(error: BaseException) -> str:
         return error.strerror
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return "".join(character if character.isprintable() else "?" for character in line)[:160]
-
-
-def saved_files(completions: str | Path, say: Say) -> list[Path]:
-    """The files of completions at a path, ordered by name: a file, a folder of such files, or an output_dir."""
-    path = Path(completions)
-    if path.is_file():
-        if path.suffix not in SUFFIXES:
-            raise ConfigurationError(
-                f"{path} ends in neither of {', '.join(SUFFIXES)}, the formats of saved completions."
-            )
-        return [path]
-    if not path.is_dir():
-        raise ConfigurationError(f"There is no file or folder {str(path)!r} with saved completions.")
-    for folder in (path / RECORDS, path / COMPLETIONS, path):
-        files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
-        if files := [file for file in files if not file.name.startswith("trl_grpo_ext_")]:  # a run's log, say
-            if folder.name == RECORDS and (path / COMPLETIONS).is_dir():
-                say(f"Reading {RECORDS}/, which has tokens; name {path / COMPLETIONS} to read TRL's tables instead.")
-            return files
-    raise ConfigurationError(
-        f"{str(path)!r} holds no saved completions. Train with log_completions: true (which writes {COMPLETIONS}/) or "
-        f"token_records: 64 (which writes {RECORDS}/)."
-    )
 
 
 # ---------------------------------------------------------------------------------------------- prompts and messages
@@ -169,7 +129,5 @@ def _json(text: str) -> Any:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"{path} is not text, so it is damaged or no file of a run.") from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"{path} cannot be read ({reason_of(error)}).") from error

@@ -80,9 +80,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     if not isinstance(exported, type) and not makes_reward:
         if parameters:
             raise PluginParameterError(
-                f"{info} takes no parameters: {info.target} is "
-                f"{describe(exported)}, already built. It was given {_shown(parameters)}."
-                f"{_beside_parameters(info.kind)}"
+                f"{info} is {describe(exported)}, already built: it takes no parameters, and was given "
+                f"{_shown(parameters)}.{_beside_parameters(info.kind)}"
             )
         return exported
     check_parameters(info, exported, parameters)
@@ -99,8 +98,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
-    """Check the parameters against the signature before the call, so that a typo does not look like a bug in the
-    plugin."""
+    """Check parameters against the signature before the call, so that a typo does not look like the plugin's bug."""
     try:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none
@@ -112,21 +110,14 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         for name, parameter in signature.parameters.items()
         if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
     }
-    listed = f"It takes: {', '.join(map(str, takes.values()))}." if takes else "It takes no parameters."
-    listed += _beside_parameters(info.kind)
+    listed = f"It takes: {', '.join(map(str, takes.values())) or 'nothing'}.{_beside_parameters(info.kind)}"
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
     open_ended = is_class and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     for name in parameters:
         if name in takes or open_ended:
             continue
-        why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
         near = suggest_names(name, [*takes, *own_keys(info.kind)])
-        raise PluginParameterError(f"{info} has no parameter {name!r}{why}.{near} {listed}")
-    missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
-    if is_class and missing:  # a function's are columns of the dataset
-        raise PluginParameterError(
-            f"{info} needs the parameter {missing[0]!r}; write {{name: {info.name}, {missing[0]}: ...}}. {listed}"
-        )
+        raise PluginParameterError(f"{info} has no parameter {name!r}.{near} {listed}")
 
 
 def _beside_parameters(kind: Kind) -> str:
@@ -156,13 +147,10 @@ def describe(plugin: Any) -> str:
 def broken(info: PluginInfo, problem: str) -> BrokenPluginError:
     """An error that names the distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
-    text = f"{info} cannot be loaded: {problem.removesuffix('.')}"
-    text += "" if text.endswith("?") else "."
+    text = f"{info} cannot be loaded: {problem.removesuffix('.')}{'' if problem.endswith('?') else '.'}"
     if not info.dotted:
-        text += (
-            f" Its entry point is {info.name} = {info.target!r} in the group {facts.group}, which must export "
-            f"{facts.required}. Repair, upgrade or uninstall {info.distribution}, or do not select this plugin."
-        )
+        entry = f"{info.name} = {info.target!r} in the group {facts.group}"
+        text += f" Its entry point is {entry}, which must export {facts.required}."
     return BrokenPluginError(text)
 
 

@@ -1,15 +1,13 @@
 """What is checked of a plugin's form when it is loaded: its declaration, its methods' signatures, and slips in names.
 
-A misspelt declaration would pass in silence, for an attribute that nobody reads is no error in Python. So an attribute
-is refused if its name is that of a declaration or of an optional method, or one letter away from it, and its value is
-one that this could have. Authors' own attributes are left alone: constructor's parameters, names that are short, values
-that a declaration would not take.
+Nobody reads a misspelt declaration or method, so it would pass in silence. Authors' own attributes are left alone.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import PluginContractError
@@ -31,20 +29,11 @@ OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
 }
 """The methods that a plugin of a kind may have beside those of its protocol, with their positional parameters."""
 
-_DISTINCTIVE = 9
-"""Letters from which a name is so long that another one, one letter away, is hardly meant for something else."""
-
 
 def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
-    """Refuse a plugin whose declaration, role, signatures or names are not those of the contract.
+    """Refuse a plugin, an object with the methods of its kind, by a `PluginContractError` that begins with `subject`.
 
-    Args:
-        kind: One of `KINDS`.
-        plugin: An object with the methods of its kind.
-        subject: What begins the sentence about it.
-
-    Raises:
-        PluginContractError: Says what to write instead.
+    Its declaration, role and signatures must be those of the contract.
     """
     if is_model(plugin):
         return
@@ -52,13 +41,49 @@ def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
         FACTS[kind].declaration.of(plugin)
     except PluginContractError as error:
         raise PluginContractError(f"{subject}: {error}") from error
-    for name, instead in _slips(kind, plugin):
-        raise PluginContractError(f"{subject} has {name!r}, which nobody reads: {instead}.")
     for method, parameters in _methods(kind).items():
         if implements(plugin, method):
             _check_signature(method, getattr(plugin, method), parameters, subject)
+    for name, instead in _slips(kind, plugin):
+        raise PluginContractError(f"{subject} has {name!r}, which nobody reads: {instead}.")
     if kind == "advantage_hook":
         role_of(plugin, subject)
+
+
+def _slips(kind: Kind, plugin: Any) -> Iterator[tuple[str, str]]:
+    """Attributes that look like a declaration or a method and are none, each with what to write instead."""
+    declaration = FACTS[kind].declaration
+    fields = [*inspect.signature(declaration).parameters]
+    needs = [f"{verb}_{need}" for need in declaration.KNOWN["needs"] for verb in ("needs", "reads")]
+    methods = {**_methods(kind), **OPTIONAL.get(kind, {})}
+    own = _parameters(plugin)
+    for name in dir(plugin):
+        value = inspect.getattr_static(plugin, name)
+        if name.startswith("_") or name == "declares" or name in methods or name in own:
+            continue
+        if isinstance(value, Declaration) and getattr(plugin, "declares", None) is None:
+            yield name, "name it `declares`"
+        elif name in fields and _is_taken(declaration, name, value):
+            yield name, f"write declares = {declaration.__name__}({name}=...)"
+        elif isinstance(value, bool) and name not in fields and (meant := _meant(name, [*fields, *needs])):
+            yield name, f"declare {meant} by declares = {declaration.__name__}(...)"
+        elif callable(value) and (meant := _meant(name, methods)):
+            yield name, f"did you mean the method {meant!r}"
+
+
+def _is_taken(declaration: type[Declaration], name: str, value: Any) -> bool:
+    """Whether the declaration would take this value under that name, and it would change anything."""
+    try:
+        return bool(declaration(**{name: value}).shown())
+    except PluginContractError:
+        return False
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """The name that differs by a letter or so; short names have too many neighbours."""
+    long = {one.replace("_", "").casefold(): one for one in known if len(one) > 8}
+    found = difflib.get_close_matches(name.replace("_", "").casefold(), long, 1, cutoff=0.905)
+    return long[found[0]] if found else None
 
 
 def _methods(kind: Kind) -> dict[str, tuple[str, ...]]:
@@ -88,69 +113,9 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
         ) from error
 
 
-def _slips(kind: Kind, plugin: Any) -> Iterator[tuple[str, str]]:
-    """Attributes that look like a declaration or a method and are none, each with what to write instead."""
-    declaration = FACTS[kind].declaration
-    targets, own = list(_targets(declaration)), _parameters(plugin)
-    methods = [*_methods(kind), *OPTIONAL.get(kind, {})]
-    declares = getattr(plugin, "declares", None) is not None
-    for name in dir(plugin):
-        if name.startswith("_") or name == "declares" or name in methods or name in own:
-            continue
-        if not declares and isinstance(inspect.getattr_static(plugin, name, None), Declaration):
-            yield name, "name it `declares`"
-        for target, instead in targets:
-            if _is_meant(name, target) and _fits(declaration, target, _value(plugin, name)):
-                yield name, instead
-        for method in methods:
-            if _is_meant(name, method) and callable(_value(plugin, name)):
-                yield name, f"did you mean the method {method!r}"
-
-
-def _targets(declaration: type[Declaration]) -> Iterator[tuple[str, str]]:
-    """The names that an author may write for a declaration, with what to write."""
-    for name in inspect.signature(declaration).parameters:
-        yield name, f"write declares = {declaration.__name__}({name}=...)"
-    for name, instead in declaration.GUESSES.items():
-        yield name, f"in declares = {declaration.__name__}(...) {instead}"
-    for need in declaration.NEEDS:
-        for verb in ("needs", "reads"):
-            yield f"{verb}_{need}", f"write declares = {declaration.__name__}(needs=({need!r},))"
-
-
-def _is_meant(name: str, target: str) -> bool:
-    """Whether a name is another one, or one letter away if that one is long."""
-    one, other = (text.replace("_", "").casefold() for text in (name, target))
-    if len(other) < _DISTINCTIVE:
-        return name == target
-    same = next(
-        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
-    )
-    mine, theirs = one[same:], other[same:]
-    swapped = mine[:2] == theirs[:2][::-1] and mine[2:] == theirs[2:]
-    return mine == theirs or mine[1:] == theirs or mine == theirs[1:] or mine[1:] == theirs[1:] or swapped
-
-
-def _fits(declaration: type[Declaration], target: str, value: Any) -> bool:
-    """Whether a declaration would take this value under that name, and it would change anything."""
-    if target not in inspect.signature(declaration).parameters:
-        return value is True
-    try:
-        return bool(declaration(**{target: value}).shown())
-    except PluginContractError:
-        return False
-
-
-def _value(plugin: Any, name: str) -> Any:
-    try:
-        return getattr(plugin, name)
-    except Exception:  # a property of the author's
-        return None
-
-
-def _parameters(plugin: Any) -> Mapping[str, Any]:
-    """The parameters of a plugin's constructor, which are the author's own names."""
+def _parameters(plugin: Any) -> Iterable[str]:
+    """Of the constructor: attributes of these names are the author's."""
     try:
         return inspect.signature(type(plugin)).parameters
-    except (TypeError, ValueError):
-        return {}
+    except (TypeError, ValueError):  # some extension types have none
+        return ()

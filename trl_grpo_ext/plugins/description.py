@@ -1,8 +1,7 @@
 """Describe plugins: a line of each from its source text, and all about one from importing it.
 
 `overview` imports nothing: it finds a module's file as the import system would and reads its text, so a listing cannot
-run anybody's code. What an import makes at run time it does not see; then it says nothing rather than something wrong.
-`describe` imports the plugin.
+run anybody's code. `describe` imports the plugin.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..errors import PluginError, UnknownPluginError
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
-from ..types import HOOK_METHODS, ROLES, Declaration
+from ..types import Declaration, role_of
 from .building import import_plugin
 from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
@@ -30,39 +29,34 @@ from .kinds import FACTS, Kind
 from .metadata import module_spec, normalise
 from .selection import parse_selection
 
-BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
 _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__call__"), "state_dict")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A plugin in the list: its state, why, the first sentence of its docs, and an advantage hook's role.
+    """A plugin in the list: its state, why, and the first sentence of its docs.
 
-    The state is "ready", "blocked", "ambiguous", "twice" or "no module"; "ready" is no promise: an import may still
-    fail. The role is empty if unknown, and several joined by " or " if the parameters decide.
+    The state is "ready", "blocked", "ambiguous" or "no module"; "ready" is no promise: an import may fail.
     """
 
     info: PluginInfo
     state: str
     detail: str
     summary: str
-    role: str = ""
 
 
 def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> list[Entry]:
     """Inspect some of the installed plugins without importing them. All are passed in, to see whose names collide."""
     allowed = [info for info in installed if is_allowed(info)]
-    return [_look(info, allowed)[0] for info in shown]
+    return [Entry(info, *_state(info, allowed), first_sentence(_docstring(info))) for info in shown]
 
 
-def _look(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[Entry, list[Definition]]:
-    """The entry; and the plugin's class with its bases, or its function, as far as the text shows them."""
+def _docstring(info: PluginInfo) -> str:
+    """The docstring that a plugin's class or function has in its module's text."""
     module, attribute = split_target(info.target)
-    found = _definitions(module, attribute)
-    summary = first_sentence(ast.get_docstring(found[0]) or "") if found else ""
-    role = _role(found) if info.kind == "advantage_hook" else ""
-    return Entry(info, *_state(info, allowed), summary, role), found
+    found = _definitions_in(module).get(attribute)
+    return (ast.get_docstring(found) if found else None) or ""
 
 
 def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
@@ -74,26 +68,6 @@ def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
     return "ready", ""
 
 
-def _role(classes: Sequence[Definition]) -> str:
-    """The role of a hook: the declared one, several that its parameters decide between, or the only one that fits."""
-    for one in classes:
-        if given := _declaration_in(one).get("role"):
-            places = one if isinstance(given, ast.Name) else given  # a variable's values are somewhere in the class
-            texts = {node.value for node in ast.walk(places) if isinstance(node, ast.Constant)}
-            return " or ".join(role for role in ROLES if role in texts)
-    has = {node.name for one in classes for node in one.body if isinstance(node, ast.FunctionDef)} & set(HOOK_METHODS)
-    only = [role for role, method in ROLES.items() if has == {method}]
-    return only[0] if len(only) == 1 else ""
-
-
-def _declaration_in(one: Definition) -> dict[str, ast.expr]:
-    """The keywords of the first `...Declaration(...)` in a definition's text."""
-    for node in ast.walk(one):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Declaration"):
-            return {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-    return {}
-
-
 def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
     """The plugins that a name, an alias, `distribution:name` or a dotted path refers to, by default of any kind."""
     asked = parse_selection(kind or "reward", name)
@@ -102,11 +76,12 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
         if not offered:
             raise UnknownPluginError(unknown_name(kind, asked, installed))
         return offered
-    if found := [one for one in offered if normalise(one.distribution or "") == normalise(asked.distribution)]:
-        return found
+    if theirs := [one for one in offered if normalise(one.distribution or "") == normalise(asked.distribution)]:
+        return theirs
     if kind is None:
-        bodies = [node for one in _definitions(asked.distribution, asked.name) for node in one.body]
-        methods = {node.name for node in bodies if isinstance(node, ast.FunctionDef)} - {"__call__"}
+        found = _definitions_in(asked.distribution).get(asked.name)
+        body = found.body if found else ()
+        methods = {node.name for node in body if isinstance(node, ast.FunctionDef)} - {"__call__"}
         kind = next((kind for kind, facts in FACTS.items() if methods.intersection(facts.methods)), None)
     return [find(kind or "reward", asked)]
 
@@ -128,16 +103,6 @@ def _definitions_in(name: str) -> dict[str, Definition]:
             return {node.name: node for node in ast.parse(text).body if isinstance(node, Definition)}
     except (ImportError, OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-
-
-def _definitions(module: str, attribute: str) -> list[Definition]:
-    """The function, or the class and its bases in the same module, nearest first; empty if the text has none."""
-    known, found, names = _definitions_in(module), list[Definition](), [attribute]
-    for name in names:
-        if name in known and known[name] not in found:
-            found.append(known[name])
-            names += [base.id for base in getattr(known[name], "bases", ()) if isinstance(base, ast.Name)]
-    return found
 
 
 @dataclass(frozen=True)
@@ -187,7 +152,7 @@ class PluginDocs:
     def example(self) -> str:
         """A selection in YAML."""
         name = self.info.name
-        if self.info.dotted or self.state == "twice":
+        if self.info.dotted:
             name = ":".join(split_target(self.info.target))
         elif self.state == "ambiguous":
             name = f"{self.info.distribution}:{name}"
@@ -214,16 +179,13 @@ class PluginDocs:
 
 def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
     """Describe a plugin by importing it; of one that is blocked there is its docstring alone."""
-    entry, found = _look(info, [one for one in installed if is_allowed(one)])
-    docs = PluginDocs(info, entry.state, entry.detail)
-    if found:
-        docs = replace(docs, doc=read_docstring(ast.get_docstring(found[0]) or ""))
-    if entry.state == "blocked":
+    state, detail = _state(info, [one for one in installed if is_allowed(one)])
+    docs = PluginDocs(info, state, detail, doc=read_docstring(_docstring(info)))
+    if state == "blocked":
         return docs
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results go to stdout, and a plugin's chatter is none
-            exported = import_plugin(info)
-            return _of_object(docs, exported, found, entry.role)
+            return _of_object(docs, import_plugin(info))
     except PluginError as error:
         return replace(docs, state="broken", detail=str(error))
     except Exception as error:  # a metaclass or a property of somebody's
@@ -231,7 +193,7 @@ def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
         return replace(docs, state="broken", detail=problem)
 
 
-def _of_object(docs: PluginDocs, exported: Any, found: Sequence[Definition], role: str) -> PluginDocs:
+def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
     kind = docs.info.kind
     is_class = isinstance(exported, type)
     is_function = inspect.isroutine(exported) or isinstance(exported, partial)
@@ -239,18 +201,19 @@ def _of_object(docs: PluginDocs, exported: Any, found: Sequence[Definition], rol
     takes_none = is_class and (exported.__init__, exported.__new__) == (object.__init__, object.__new__)
     takes = [] if form == "instance" or takes_none else _parameters(exported)
     ours = [one for one in takes or () if one.selectable]
-    called = takes if is_function else _parameters(exported.__call__)[is_class:] if kind == "reward" else None  # type: ignore[index]
     columns: tuple[str, ...] = ()
     if kind == "reward":
-        columns = tuple(
-            one.name
-            for one in called or ()
-            if one.selectable and one.name not in PASSED_BY_TRL and (one.required or not is_function)
-        )
-    if is_function and kind == "reward":
-        ours = [one for one in ours if not one.required and one.name not in PASSED_BY_TRL]
+        called = takes if is_function else _parameters(exported.__call__)[is_class:]  # type: ignore[index]
+        own = [one for one in called or () if one.selectable and one.name not in PASSED_BY_TRL]
+        columns = tuple(one.name for one in own if one.required or not is_function)
+        if is_function:
+            ours = [one for one in own if not one.required]
     subject = type(exported) if form == "instance" else exported.func if isinstance(exported, partial) else exported
-    declares = _declared(exported, found) | ({"role": role} if role else {})
+    declared = getattr(exported, "declares", None)
+    declares = declared.shown() if isinstance(declared, Declaration) else {}
+    if kind == "advantage_hook":
+        with contextlib.suppress(PluginError):  # its parameters decide
+            declares |= {"role": role_of(exported)}
     file, line = None, None
     with contextlib.suppress(TypeError, OSError):
         file, line = Path(inspect.getfile(subject)), inspect.getsourcelines(subject)[1]
@@ -265,20 +228,6 @@ def _of_object(docs: PluginDocs, exported: Any, found: Sequence[Definition], rol
         file=file,
         line=line,
     )
-
-
-def _declared(exported: Any, found: Sequence[Definition]) -> dict[str, Any]:
-    """What the plugin declares; where `__init__` or a property does so, what its text shows, as `BY_PARAMETERS`."""
-    declared = getattr(exported, "declares", None)
-    if isinstance(declared, Declaration):
-        return declared.shown()
-    shown: dict[str, Any] = {}
-    for name, value in next(filter(None, map(_declaration_in, found)), {}).items():
-        try:
-            shown[name] = ast.literal_eval(value)
-        except ValueError:
-            shown[name] = BY_PARAMETERS
-    return shown
 
 
 def _parameters(called: Any) -> list[Parameter] | None:

@@ -1,10 +1,8 @@
 """Find installed plugins from metadata alone; nothing here imports a plugin.
 
 `TRL_GRPO_EXT_PLUGINS` (comma-separated distributions, or `none`) restricts which third-party distributions may load.
-It guards against surprises on a shared machine but is not a sandbox: a plugin that may load can import anything.
-
-A plugin may have aliases, such as its paper's name. The same distribution declares them in the group `<group>.aliases`,
-as `alias = "name"`.
+It is not a sandbox: a plugin that may load can import anything. A distribution declares aliases, such as a paper's
+name, in the group `<group>.aliases`, as `alias = "name"`.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution
-from pathlib import Path
 from typing import Any
 
 from ..errors import (
     AmbiguousPluginError,
-    BrokenPluginError,
     ConfigurationError,
     PluginBlockedError,
     UnknownPluginError,
@@ -101,8 +97,7 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
     Raises:
         ConfigurationError: The selection cannot be read.
         UnknownPluginError: Nothing installed offers it; the message suggests similar names.
-        AmbiguousPluginError: Two distributions offer it.
-        BrokenPluginError: Its distribution declares it twice, differently.
+        AmbiguousPluginError: Two distributions offer it, or one does twice.
         PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` blocks its distribution.
     """
     asked = parse_selection(kind, selection)
@@ -121,7 +116,7 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
     allowed = [info for info in matches if is_allowed(info)]
     if len(allowed) != 1:
         state, why = clash(asked.name, matches, allowed)
-        raise {"blocked": PluginBlockedError, "ambiguous": AmbiguousPluginError, "twice": BrokenPluginError}[state](why)
+        raise PluginBlockedError(why) if state == "blocked" else AmbiguousPluginError(why)
     return allowed[0]
 
 
@@ -129,16 +124,11 @@ def clash(name: str, matches: Sequence[PluginInfo], allowed: Sequence[PluginInfo
     """Why a name selects none of the plugins that answer to it, some of which may load: in a word and a sentence."""
     if not allowed:
         return "blocked", _blocked(matches)
-    what = f"{LABELS[allowed[0].kind]} {name!r}"
-    if len({info.distribution for info in allowed}) > 1:
-        choices = " or ".join(f"{info.distribution}:{name}" for info in allowed)
-        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
-        return "ambiguous", f"The {what} is offered by {offers}. Say which one you mean: {choices}."
-    targets = " and ".join(repr(info.target) for info in allowed)
-    return "twice", (
-        f"{allowed[0].source} declares the {what} twice, as {targets}, in the group {GROUPS[allowed[0].kind]} of its "
-        "entry points. It must declare it once; until then, select one by its dotted path."
-    )
+    several = len({info.distribution for info in allowed}) > 1
+    choices = " or ".join(f"{info.distribution}:{name}" if several else info.target for info in allowed)
+    offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
+    what = f"The {LABELS[allowed[0].kind]} {name!r} is offered by {offers}"
+    return "ambiguous", f"{what}. Say which one you mean: {choices}."
 
 
 @dataclass(frozen=True)
@@ -182,9 +172,7 @@ def _permitted() -> frozenset[str] | None:
         return None
     names = frozenset(normalise(part.strip()) for part in value.split(",") if part.strip())
     if not names or ("none" in names and len(names) > 1):
-        raise ConfigurationError(
-            f"{ENVIRONMENT_VARIABLE}={value!r}: give distributions separated by commas, or `none` alone, or unset it."
-        )
+        raise ConfigurationError(f"{ENVIRONMENT_VARIABLE}={value!r} must list distributions with commas, or be `none`.")
     return frozenset() if names == {"none"} else names
 
 
@@ -192,10 +180,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
     """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
-    problem = _why_no_module(module)
-    if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
-        problem = f"{asked.name!r} is not an attribute's name"
-    if problem is not None:
+    if (problem := _why_no_module(module)) is not None:
         raise UnknownPluginError(explain_neither(info, problem, installed))
     if (owner := owner_of(module)) is not None:
         name, version = provenance(owner)
@@ -212,9 +197,7 @@ def _why_no_module(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in sys.modules or module_spec(top) is not None:
         return None
-    here = Path(f"{top}.py").exists() or Path(top).is_dir()
-    hint = " (it is in the current directory, which is not on the path: set PYTHONPATH=.)" if here else ""
-    return f"there is no module {top!r} on sys.path{hint}"
+    return f"there is no module {top!r} on sys.path (for one in the current directory set PYTHONPATH=.)"
 
 
 def suggest_names(name: str, names: Iterable[str]) -> str:
@@ -245,25 +228,18 @@ def explain_neither(info: PluginInfo, why_no_path: str, installed: Installed) ->
     """Explain why `x:y` is neither an entry point nor a dotted path."""
     name, _, wanted = info.target.partition(":")
     offered = installed.of(name)
-    if normalise(name) not in installed.distributions:
-        why = f"no installed distribution is called {name!r}."
-    elif others := [one.kind for one in offered if one.answers_to(wanted)]:
-        why = f"{name!r} offers {wanted!r} as {with_article(others[0])}, not as {with_article(info.kind)}."
-    else:
-        same_kind = [one.name for one in offered if one.kind == info.kind]
-        hint = suggest_names(wanted, same_kind)
-        why = f"{name!r} offers no {LABELS[info.kind]} {wanted!r}, but {', '.join(same_kind) or 'none'}.{hint}"
+    why = f"no installed distribution is called {name!r}."
+    if normalise(name) in installed.distributions:
+        listed = ", ".join(f"{one.name} ({LABELS[one.kind]})" for one in offered) or "no plugin"
+        hint = suggest_names(wanted, [one.name for one in offered if one.kind == info.kind])
+        why = f"{name!r} offers {listed}.{hint}"
     path = why_no_path if why_no_path.endswith(("?", ".")) else f"{why_no_path}."
-    return (
-        f"{info.target!r} is not {with_article(info.kind)}. Read as distribution and name: {why} "
-        f"Read as module and attribute: {path}"
-    )
+    what = f"{info.target!r} is not {with_article(info.kind)}"
+    return f"{what}. Read as distribution and name: {why} Read as module and attribute: {path}"
 
 
 def _blocked(matches: Sequence[PluginInfo]) -> str:
     sources = " and ".join(sorted({info.source for info in matches}))
-    return (
-        f"The {LABELS[matches[0].kind]} {matches[0].name!r} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
-        f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
-        f"that variable, which lists distributions separated by commas, or unset it."
-    )
+    given = f"{ENVIRONMENT_VARIABLE}={os.environ.get(ENVIRONMENT_VARIABLE)!r}"
+    what = f"The {LABELS[matches[0].kind]} {matches[0].name!r} comes from {sources}"
+    return f"{what}, which {given} keeps from loading. Add {matches[0].distribution} to it, or unset it."

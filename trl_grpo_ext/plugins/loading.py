@@ -1,8 +1,6 @@
 """From a plugin's name to a usable object: find it, import it, build it, check its kind.
 
-Each kind has an entry-point group, which built-ins use like all other plugins. A plugin is imported only when it is
-selected, so a broken one hurts nobody else. `selection` reads selections; `discovery` knows what is installed and what
-may load.
+A plugin is imported only when it is selected, so a broken one hurts nobody else.
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ class RewardList(LoadedList):
     """Reward functions as `GRPOTrainer(reward_funcs=...)` takes them, with their weights and names.
 
     Attributes:
-        weights: One per function, by default 1.0; fits `GRPOConfig(reward_weights=...)`.
+        weights: One per function, by default 1.0; plain TRL takes them as `GRPOConfig(reward_weights=...)`.
         names: Each function's name in TRL's metrics; `load_rewards` makes them unique.
 
     Raises:
@@ -117,22 +115,17 @@ class RewardList(LoadedList):
     def _refuse_lost_weights(self) -> None:
         for owner, names in running_methods():
             held = (names.get("reward_funcs"), getattr(owner, "reward_funcs", None))
-            if not any(one is self for one in held) or not _is_of_trl(type(owner)):
+            is_of_trl = any(base.__module__.startswith("trl.") for base in type(owner).__mro__)
+            if not is_of_trl or not any(one is self for one in held):
                 continue
             args = names.get("args") or getattr(owner, "args", None)
             if has_plugins(owner) or getattr(args, "reward_weights", None) is not None:
                 return
-            what = f"{type(owner).__name__} would ignore the weights {self.weights} of these rewards"
-            if hasattr(args, "reward_weights"):
-                raise ConfigurationError(f"{what}: set reward_weights=rewards.weights in its config.")
             raise ConfigurationError(
-                f"{what}, because it has no reward_weights: combine them in one reward, as "
+                f"{type(owner).__name__} would ignore the weights {self.weights} of these rewards: set "
+                "reward_weights=rewards.weights in its config, or where it has none combine them in one reward, "
                 "load_rewards({'name': 'weighted', 'rewards': [...]})."
             )
-
-
-def _is_of_trl(cls: type) -> bool:
-    return any(base.__module__.startswith("trl.") for base in cls.__mro__)
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
@@ -151,9 +144,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     """
     if isinstance(selection_or_object, list | tuple) and kind in KINDS and not FACTS[kind].several:
         combine = " Combine them by {name: all_of, filters: [...]}." if kind == "group_filter" else ""
-        raise ConfigurationError(
-            f"There is one {LABELS[kind]}, not a list: select one of {selection_or_object!r}.{combine}"
-        )
+        raise ConfigurationError(f"Select one {LABELS[kind]}, not a list: {selection_or_object!r}.{combine}")
     if not isinstance(selection_or_object, str | Mapping | Selection):
         _check_kind(kind, selection_or_object, "The object that was passed")
         return Loaded(selection_or_object)
@@ -178,7 +169,11 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
     if asked.weight is not None:
         with contextlib.suppress(Exception):  # slots; a list that is made of a `RewardList` has forgotten the weights
-            weighed = built if own else _shallow_copy(built)
+            weighed = built
+            if inspect.isroutine(built) or isinstance(built, functools.partial):
+                weighed = functools.update_wrapper(functools.partial(built), built)
+            elif not own:  # others hold it too
+                weighed = copy.copy(built)
             vars(weighed)["trl_grpo_ext_weight"] = asked.weight
             built = weighed
     if "skip_zero_variance" in asked.switches:
@@ -188,13 +183,6 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
 
         built = SkipZeroVariance(built)
     return Loaded(built, info, asked, own, tuple(inner))
-
-
-def _shallow_copy(reward: Any) -> Any:
-    """A reward to write on, where others hold this one too."""
-    if inspect.isroutine(reward) or isinstance(reward, functools.partial):
-        return functools.update_wrapper(functools.partial(reward), reward)
-    return copy.copy(reward)
 
 
 def load_rewards(selections: Any) -> RewardList:
@@ -218,8 +206,7 @@ def load_rewards(selections: Any) -> RewardList:
 def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     given = [item.selection.weight if item.selection else None for item in loaded]
     weights = [1.0 if weight is None else weight for weight in given]
-    own = selections.weights if isinstance(selections, RewardList) else weights
-    made = RewardList([item.object for item in loaded], own)
+    made = RewardList((item.object for item in loaded), getattr(selections, "weights", weights))
     made.names = _unique(loaded)
     made._sources = loaded
     return made
@@ -241,10 +228,7 @@ def _unique(loaded: Sequence[Loaded]) -> list[str]:
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
-    """Load advantage hooks, one selection or object or a list of them, in the order in which they act.
-
-    That is by role, then as selected. The errors are those of `resolve`.
-    """
+    """Load advantage hooks, one or a list, in the order in which they act. The errors are those of `resolve`."""
     loaded = sorted(_resolve_several("advantage_hook", selections), key=lambda item: acting_order(item.object))
     _unique(loaded)
     return LoadedList.from_loaded(loaded)
@@ -296,10 +280,8 @@ def _with_selected(
         try:
             loaded = resolve(kind, selection)
             if loaded.selection is not None and loaded.selection.weight is not None and not weighed:
-                raise ConfigurationError(
-                    f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would have no effect: only "
-                    "rewards in a list have weights."
-                )
+                what = f"the weight {loaded.selection.weight} of {loaded.selection.name!r} would have no effect"
+                raise ConfigurationError(f"{what}: only rewards in a list have weights.")
         except (ConfigurationError, PluginError) as error:
             raise reworded(error, f"{info}, in {place}: {error}") from error
         inner.append((place, loaded))
@@ -328,25 +310,15 @@ def _is_built(kind: Kind, value: Any) -> bool:
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
     check_kind(kind)
+    name = getattr(plugin, "__qualname__", "")
     if isinstance(plugin, type):
-        raise PluginTypeError(
-            f"{subject} is the class {plugin.__qualname__}, not {with_article(kind)}: pass an instance, "
-            f"{plugin.__qualname__}(...)."
-        )
+        raise PluginTypeError(f"{subject} is the class {name}, not {with_article(kind)}: pass {name}(...).")
     has = [method for method in FACTS[kind].methods if implements(plugin, method)]
     if kind == "reward" and not callable(plugin):  # an instance may carry a `__call__` that its class lacks
         has = []
     if len(has) == 1 or (has and kind == "advantage_hook"):
         check_contract(kind, plugin, subject)
         return
-    what = f"{subject} is {describe(plugin)}, not {with_article(kind)}"
-    if has:
-        what += f": it has both {' and '.join(has)}"
-    what += f". Required: {FACTS[kind].required}."
-    for other in KINDS:
-        methods = () if other in (kind, "reward") else FACTS[other].methods
-        for method in methods:
-            if implements(plugin, method):
-                hint = f"It has {method}, so it looks like {with_article(other)}: offer it in {GROUPS[other]}."
-                raise PluginTypeError(f"{what} {hint}")
-    raise PluginTypeError(what)
+    both = f": it has both {' and '.join(has)}" if has else ""
+    what = f"{subject} is {describe(plugin)}, not {with_article(kind)}{both}"
+    raise PluginTypeError(f"{what}. Required: {FACTS[kind].required}.")

@@ -79,25 +79,19 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     for key in mapping:
         if not isinstance(key, str):
-            raise ConfigurationError(
-                f"The parameter name {key!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
-                f"numbers as something else: put such a name in quotes."
-            )
+            what = f"The parameter name {key!r} in {value!r} is not a string"
+            raise ConfigurationError(f"{what}. YAML reads on, off, yes, no and numbers so: put it in quotes.")
     parameters = dict(mapping)
     distribution, name = _split(kind, parameters.pop("name"), value)
     if kind != "reward" and "weight" in parameters:
-        raise ConfigurationError(
-            f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
-        )
+        raise ConfigurationError(f"Only rewards have a weight: take `weight` out of {value!r}.")
     weight = _weight(parameters.pop("weight"), name) if "weight" in parameters else None
     guard: Any = None
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
-            raise ConfigurationError(
-                f"The guard of the reward {name!r} is {guard!r}; it must be a mapping that says what to guard against, "
-                "such as {timeout: 5, on_error: null}."
-            )
+            wanted = "a mapping such as {timeout: 5, on_error: null}"
+            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}; it must be {wanted}.")
     on = set()
     for switch in FACTS[kind].switches:
         value_of = parameters.pop(switch, False)
@@ -142,8 +136,5 @@ def _plain(value: Any) -> Any:
 
 
 def _how(kind: Kind) -> str:
-    weight = ", weight: 0.2" if kind == "reward" else ""
-    return (
-        "Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
-        f"{{name: some_name{weight}, some_parameter: 1}}."
-    )
+    example = f"{{name: some_name{', weight: 0.2' if kind == 'reward' else ''}, some_parameter: 1}}"
+    return f"Write a name, `distribution:name`, a dotted path `module:attribute`, or a mapping such as {example}."

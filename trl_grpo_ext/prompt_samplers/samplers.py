@@ -73,14 +73,12 @@ class Curriculum(_ByRound):
         self.start_share = checked_number("curriculum: start", start, "above 0 and at most 1", lambda v: 0 < v <= 1)
 
     def start(self, pool: PromptPool) -> None:
-        values = _column(pool, self.column, "curriculum")
-        numbers: list[float] = []
-        for row, value in enumerate(values):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value != value):
+        numbers = [math.inf if value is None else value for value in _column(pool, self.column, "curriculum")]
+        for row, value in enumerate(numbers):
+            if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
                 raise ConfigurationError(
                     f"curriculum: the column {self.column!r} must have numbers or None; row {row} has {value!r}."
                 )
-            numbers.append(float("inf") if value is None else float(value))
         self._seed = pool.seed
         self._order = sorted(range(len(numbers)), key=lambda row: (numbers[row], row))
         self._open = self.start_share
@@ -104,7 +102,6 @@ class Mixture(Checked, _ByRound):
     sources count by their weights, not by their sizes.
 
     Source: none of its own.
-    Departures: none.
 
     Args:
         column: The column that names a row's source.
@@ -123,7 +120,7 @@ class Mixture(Checked, _ByRound):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.weights, Mapping) or not self.weights:
+        if not isinstance(self.weights, Mapping):
             raise ConfigurationError(f"mixture: weights must be a mapping of sources to numbers, got {self.weights!r}.")
         checked = {
             str(source): checked_number(f"mixture: weight of {source}", weight, "0 or more", lambda v: v >= 0)
@@ -131,7 +128,7 @@ class Mixture(Checked, _ByRound):
         }
         total = sum(checked.values())
         if not total:
-            raise ConfigurationError("mixture: all weights are 0. Give a source a weight above 0.")
+            raise ConfigurationError("mixture: no source has a weight above 0.")
         self.shares = {source: weight / total for source, weight in checked.items() if weight}
 
     def start(self, pool: PromptPool) -> None:
@@ -141,10 +138,8 @@ class Mixture(Checked, _ByRound):
             for source in self.shares
         }
         if empty := [source for source, order in self._orders.items() if not order.rows]:
-            raise ConfigurationError(
-                f"mixture: no row has {empty[0]!r} in the column {self.column!r}. It has: "
-                f"{', '.join(sorted({*values})[:20])}."
-            )
+            known = ", ".join(sorted({*values})[:20])
+            raise ConfigurationError(f"mixture: no row has {empty[0]!r} in the column {self.column!r}: {known}.")
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         sizes = {source: len(order.rows) for source, order in self._orders.items()}
@@ -213,13 +208,13 @@ def _column(pool: PromptPool, name: str, sampler: str) -> list[Any]:
 class _Tracked(Checked):
     """What is known of each prompt: a running estimate of its success rate, and how often in a row it was solved.
 
-    The success of a group is its mean reward, mapped so that `fails_at` is 0 and `solved_at` is 1.
+    The success of a group is its mean reward, mapped so that `fails_at` is 0 and `solved_at` is 1; half of the estimate
+    is the last round's.
     """
 
     __name__: ClassVar[str]
     declares = SamplerDeclaration()
 
-    new_share = 0.5  # of a round in the estimate
     reward: str | None = text(None)
     solved_at: float = number(1.0, "a finite number")
     fails_at: float = number(0.0, "a finite number")
@@ -235,40 +230,31 @@ class _Tracked(Checked):
 
     def start(self, pool: PromptPool) -> None:
         self._pool = pool
-        self._size = len(pool.rows)
         self.estimates = {}
         self.solved_rounds = {}
 
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         """Update what is known; a prompt whose completions have no reward stays as it was."""
         for outcome in outcomes:
-            mean = self._mean(outcome)
+            if self.reward is not None and self.reward not in outcome.means:
+                known = ", ".join(outcome.means)
+                raise ConfigurationError(f"{self.__name__}: the run has no reward {self.reward!r}. It has: {known}.")
+            mean = outcome.reward if self.reward is None else outcome.means[self.reward]
             if math.isnan(mean):
                 continue
             success = min(1.0, max(0.0, (mean - self.fails_at) / (self.solved_at - self.fails_at)))
             before = self.estimates.get(outcome.row, success)
-            self.estimates[outcome.row] = before + self.new_share * (success - before)
-            solved = success >= 1.0
-            self.solved_rounds[outcome.row] = self.solved_rounds.get(outcome.row, 0) + 1 if solved else 0
-
-    def _mean(self, outcome: PromptOutcome) -> float:
-        if self.reward is None:
-            return outcome.reward
-        if self.reward not in outcome.means:
-            raise ConfigurationError(
-                f"{self.__name__}: the run has no reward {self.reward!r}. It has: {', '.join(outcome.means)}."
-            )
-        return outcome.means[self.reward]
+            self.estimates[outcome.row] = before + 0.5 * (success - before)
+            in_a_row = self.solved_rounds.get(outcome.row, 0)
+            self.solved_rounds[outcome.row] = in_a_row + 1 if success >= 1.0 else 0
 
     def metrics(self) -> Mapping[str, float]:
         """Shares of the pool: unseen, solved when last drawn, and hopeless, which is never with a success."""
-        size = max(1, self._size)
-        solved = sum(rounds > 0 for rounds in self.solved_rounds.values())
-        hopeless = sum(estimate == 0.0 for estimate in self.estimates.values())
+        size = max(1, len(self._pool.rows))
         return {
             "unseen": 1.0 - len(self.estimates) / size,
-            "solved": solved / size,
-            "hopeless": hopeless / size,
+            "solved": sum(rounds > 0 for rounds in self.solved_rounds.values()) / size,
+            "hopeless": sum(estimate == 0.0 for estimate in self.estimates.values()) / size,
         }
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -289,12 +275,10 @@ class _Tracked(Checked):
 class RetireSolved(_Tracked):
     """The prompts in TRL's order, without those that were solved `after` times in a row.
 
-    A group that the policy solves as a whole has no signal, and costs as much as any other. A share of each draw goes
-    to retired prompts: one that fails is no longer retired. When every prompt has retired, the training ends. The
-    objective is another: prompts that the policy solves count less than in the data.
+    A share of each draw goes to retired prompts: one that fails is no longer retired. When every prompt has retired,
+    the training ends. The objective is another: prompts that the policy solves count less than in the data.
 
-    Source: none of its own; prime-rl and open-instruct retire solved prompts in this way.
-    Departures: theirs never come back.
+    Source: none of its own; prime-rl and open-instruct retire solved prompts in this way, but for good.
 
     Args:
         after: Rounds in a row in which all completions of a prompt must be right.
@@ -314,7 +298,7 @@ class RetireSolved(_Tracked):
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         retired = sorted(row for row, rounds in self.solved_rounds.items() if rounds >= self.after)
-        left = self._size - len(retired)
+        left = len(self._pool.rows) - len(retired)
         if left == 0:
             return None
         fresh = min(count - int(self.kept_back * count) if retired else count, left)
@@ -335,12 +319,9 @@ class DifficultyPool(_Tracked):
 
     A share of each draw are prompts that were never seen, as long as there are any; at first, when hardly a prompt was
     seen, nearly all of it, so that no few prompts come again and again. The others are drawn without replacement with
-    probabilities in proportion to
-
-        w = floor + (1 - floor) · (1 - |p - target| / max(target, 1 - target))^sharpness
-
-    for the estimate `p`, so that a prompt which looks solved or hopeless is tried again now and then. The objective is
-    another: prompts near the target count more than in the data.
+    probabilities in proportion to `w = 0.05 + 0.95 · (1 - |p - target| / max(target, 1 - target))²` for the estimate
+    `p`, so that a prompt which looks solved or hopeless is tried again now and then. The objective is another: prompts
+    near the target count more than in the data.
 
     Source: none of its own; prompts of middle difficulty are preferred by Online Difficulty Filtering (2504.03380) and
     by the difficulty pools of prime-rl.
@@ -350,9 +331,6 @@ class DifficultyPool(_Tracked):
         target: The success rate that is preferred, from 0 to 1.
         explore: Least share of each draw for prompts that were never seen, from 0 to 1; it is at least their share in
             the pool.
-        sharpness: How strongly the target is preferred, from 0 (not at all).
-        floor: Weight of a prompt as far from the target as possible, above 0 and at most 1.
-        new_share: Weight of a new round in the estimate, above 0 and at most 1.
         reward: The reward function that decides; None means the weighted sum.
         solved_at: Mean reward at which the success is 1.
         fails_at: Mean reward at which it is 0.
@@ -361,15 +339,12 @@ class DifficultyPool(_Tracked):
     __name__ = "difficulty_pool"
     target: float = number(0.5, "from 0 to 1", lambda v: 0 <= v <= 1)
     explore: float = number(0.25, "from 0 to 1", lambda v: 0 <= v <= 1)
-    sharpness: float = number(2.0, "0 or more", lambda v: v >= 0)
-    floor: float = number(0.05, "above 0 and at most 1", lambda v: 0 < v <= 1)
-    new_share: float = number(0.5, "above 0 and at most 1", lambda v: 0 < v <= 1)
 
     def draw(self, count: int, round_number: int) -> Sequence[int]:
-        chance = self._random(round_number)
-        unseen = [row for row in range(self._size) if row not in self.estimates]
+        chance, size = self._random(round_number), len(self._pool.rows)
+        unseen = [row for row in range(size) if row not in self.estimates]
         seen = sorted(self.estimates)
-        new = min(len(unseen), math.ceil(count * max(self.explore, len(unseen) / self._size)))
+        new = min(len(unseen), math.ceil(count * max(self.explore, len(unseen) / size)))
         new = max(new, count - len(seen))
         # Efraimidis and Spirakis (2006): the largest u^(1/w) are a sample without replacement by weight.
         keys = {row: chance.random() ** (1.0 / self.weight(self.estimates[row])) for row in seen}
@@ -378,5 +353,5 @@ class DifficultyPool(_Tracked):
     def weight(self, success: float) -> float:
         """The weight of a prompt with this success rate."""
         far = abs(success - self.target) / max(self.target, 1.0 - self.target)
-        near: float = max(0.0, 1.0 - far) ** self.sharpness
-        return self.floor + (1.0 - self.floor) * near
+        near: float = max(0.0, 1.0 - far) ** 2.0
+        return 0.05 + (1.0 - 0.05) * near

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,6 @@ _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 _RNG_STATE = re.compile(r"^rng_state_(\d+)\.pth$")
 
 logger = logging.getLogger(__name__)
-
-
-class _BrokenError(Exception):
-    """Why a checkpoint is not whole; never leaves this module."""
 
 
 def put_back(run_dir: Path) -> None:
@@ -101,17 +98,13 @@ def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = 
     """
     folder = Path(folder)
     try:
-        _check_state(folder)
-        _check_weights(folder)
-        _check_training_state(folder)
-        for file in folder.rglob("*"):
-            if file.suffix in _READ and file.is_file():
-                _check_file(file, all_checksums)
-    except _BrokenError as broken:
-        return str(broken)
+        for problems in (_of_state, _of_weights, _of_training_state):
+            if problem := next(problems(folder), None):
+                return problem
+        files = (file for file in folder.rglob("*") if file.suffix in _READ and file.is_file())
+        return next(filter(None, (_of_file(file, all_checksums) for file in files)), None)
     except OSError as error:
         return f"it cannot be read: {error}"
-    return None
 
 
 def missing_state(folder: Path, process: int, processes: int) -> str:
@@ -133,103 +126,95 @@ def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
         )
 
 
-def _check_state(folder: Path) -> None:
-    """Check the file that transformers writes last."""
-    state = _read_json(folder / STATE)
-    match, step = _CHECKPOINT.match(folder.name), state.get("global_step")
-    if match and step != int(match[1]):
-        raise _BrokenError(f"{STATE} speaks of step {step!r}")
+def _of_state(folder: Path) -> Iterator[str]:
+    """What is wrong with the file that transformers writes last."""
+    if not (folder / STATE).is_file():
+        yield f"{STATE} is missing"
+        return
+    state = _json(folder / STATE)
+    match = _CHECKPOINT.match(folder.name)
+    if state is None:
+        yield f"{STATE} is no JSON"
+    elif match and state.get("global_step") != int(match[1]):
+        yield f"{STATE} speaks of step {state.get('global_step')!r}"
 
 
-def _check_weights(folder: Path) -> None:
+def _of_weights(folder: Path) -> Iterator[str]:
     indexes = [folder / name for name in _INDEXES if (folder / name).exists()]
     for index in indexes:
-        shards = _read_json(index).get("weight_map")
+        shards = (_json(index) or {}).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            raise _BrokenError(f"{index.name} names no shards")
-        missing = sorted({str(shard) for shard in shards.values() if not (folder / str(shard)).is_file()})
-        if missing:
-            raise _BrokenError(f"{len(missing)} shard(s) of {index.name} are missing, the first is {missing[0]}")
+            yield f"{index.name} names no shards"
+        elif missing := sorted({str(shard) for shard in shards.values() if not (folder / str(shard)).is_file()}):
+            yield f"{len(missing)} shard(s) of {index.name} are missing, the first is {missing[0]}"
     parts = [path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(_SHARDED)]
-    if without := [name for name in parts if not (folder / name / ".metadata").is_file()]:
-        raise _BrokenError(f"{without[0]}/.metadata is missing")
+    yield from (f"{name}/.metadata is missing" for name in parts if not (folder / name / ".metadata").is_file())
     files = any(next(folder.glob(pattern), None) for name in _WEIGHTS for pattern in (name, f"*/{name}"))
     sharded = any(name.startswith(_SHARDED[0]) for name in parts)
     if not (indexes or files or sharded or (folder / "latest").is_file()):
-        raise _BrokenError("it has no weights")
+        yield "it has no weights"
 
 
 def _training_state(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Names of what holds the optimizer, the scheduler and the random states."""
     names = sorted(path.name for path in folder.iterdir())
-    optimizer = [name for name in names if name in ("latest", "optimizer.pt") or name.startswith("optimizer")]
+    optimizer = [name for name in names if name == "latest" or name.startswith("optimizer")]
     scheduler = [name for name in names if name == "scheduler.pt"]
     return optimizer, scheduler, [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)]
 
 
-def _check_training_state(folder: Path) -> None:
+def _of_training_state(folder: Path) -> Iterator[str]:
     """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
     optimizer, scheduler, random_states = _training_state(folder)
     deepspeed = folder / "latest"
-    if not deepspeed.is_file() and next(folder.glob("global_step*"), None) is not None:
-        raise _BrokenError("DeepSpeed's file `latest` is missing")
     if deepspeed.is_file():
         states = folder / deepspeed.read_text(errors="replace").strip()
         if states == folder or not states.is_dir():
-            raise _BrokenError(f"DeepSpeed's folder {states.name!r} is missing")
-        if next(states.glob("*model_states.pt"), None) is None:
-            raise _BrokenError(f"DeepSpeed's folder {states.name!r} has no model states")
+            yield f"DeepSpeed's folder {states.name!r} is missing"
+        elif next(states.glob("*model_states.pt"), None) is None:
+            yield f"DeepSpeed's folder {states.name!r} has no model states"
         scheduler = scheduler or ["DeepSpeed's own"]
+    elif next(folder.glob("global_step*"), None) is not None:
+        yield "DeepSpeed's file `latest` is missing"
     found = {"optimizer.pt": optimizer, "scheduler.pt": scheduler, "rng_state.pth": random_states}
     missing = [name for name, there in found.items() if not there]
     if 0 < len(missing) < len(found):
         has = next(there[0] for there in found.values() if there)
-        raise _BrokenError(f"it has {has} and no {' and no '.join(missing)}")
+        yield f"it has {has} and no {' and no '.join(missing)}"
     ranks = sorted(int(match[1]) for name in random_states if (match := _RNG_STATE.match(name)))
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
-        raise _BrokenError(f"it has the random states of ranks {ranks} and not of those between")
+        yield f"it has the random states of ranks {ranks} and not of those between"
     parts = len(list(folder.glob("global_step*/*zero_pp_rank_*optim_states.pt")))
     if parts and len(ranks) > 1 and parts != len(ranks):
-        raise _BrokenError(f"it has {parts} parts of the optimizer for {len(ranks)} ranks")
+        yield f"it has {parts} parts of the optimizer for {len(ranks)} ranks"
 
 
-def _check_file(file: Path, all_checksums: bool) -> None:
+def _of_file(file: Path, all_checksums: bool) -> str | None:
+    """What is wrong with a file: `torch.save` writes a zip archive, whose checksums `torch.load` skips."""
     if (size := file.stat().st_size) == 0:
-        raise _BrokenError(f"{file.name} is empty")
-    if file.suffix == ".safetensors":
-        try:
-            with safe_open(file, framework="pt"):  # reads the header and compares the file's size with it
-                pass
-        except SafetensorError as error:
-            raise _BrokenError(f"{file.name} is cut short or damaged: {error}") from None
-    elif file.suffix in (".bin", ".pt", ".pth"):
-        _check_archive(file, file.suffix != ".bin" and (all_checksums or size <= MOST_BYTES))
-
-
-def _check_archive(file: Path, checksums: bool) -> None:
-    """`torch.save` writes a zip archive with its table of contents at the end; `torch.load` skips its checksums."""
-    with file.open("rb") as stream:
-        start = stream.read(4)
-    if start != b"PK\x03\x04":
-        if file.suffix != ".bin" and not start.startswith(b"\x80"):  # where the format before 1.6 begins
-            raise _BrokenError(f"{file.name} is damaged")
-        return
+        return f"{file.name} is empty"
     try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):  # reads the header and compares the file's size with it
+                return None
+        if file.suffix not in (".bin", ".pt", ".pth"):
+            return None
+        with file.open("rb") as stream:
+            start = stream.read(4)
+        if start != b"PK\x03\x04":
+            whole = file.suffix == ".bin" or start.startswith(b"\x80")  # where the format before 1.6 begins
+            return None if whole else f"{file.name} is damaged"
         with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip() if checksums else None
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
-        raise _BrokenError(f"{file.name} is cut short or damaged") from None
-    if damaged is not None:
-        raise _BrokenError(f"{file.name} is damaged")
+            read = file.suffix != ".bin" and (all_checksums or size <= MOST_BYTES)
+            return f"{file.name} is damaged" if read and archive.testzip() is not None else None
+    except (SafetensorError, zipfile.BadZipFile, ValueError, NotImplementedError, EOFError):
+        return f"{file.name} is cut short or damaged"
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise _BrokenError(f"{file.name} is missing")
+def _json(file: Path) -> dict[str, Any] | None:
+    """The mapping in a file; None if it holds none."""
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
-        raise _BrokenError(f"{file.name} is no JSON") from None
-    if not isinstance(content, dict):
-        raise _BrokenError(f"{file.name} holds no mapping")
-    return content
+        return None
+    return content if isinstance(content, dict) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,6 @@ from ..errors import ManifestError
 from ..guard.untrusted import printable_name
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
-from .token_records import FOLDER as RECORDS
-from .writing import evenly
 
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
@@ -35,15 +32,16 @@ SIGMAS = 4.0
 """Standard errors by which a change must exceed noise."""
 LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
+_PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
+_IDLE = {
+    "part_missing": "no completion has",
+    "part_never_right": "no completion scores in",
+    "part_always_right": "every completion scores 1 in",
+}
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
-INDEPENDENT, FEWEST_PARTS = 1.5, 3.0
-"""Most `Var(sum) / sum of variances` of parts that vary independently, and fewest parts that are worth saying so."""
-MOST_FILES = 40
-"""Most token record files read, spread evenly over the run."""
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
-_PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -124,26 +122,12 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class PartFacts:
-    """What paying each part by itself could be worth, from saved scores alone."""
-
-    # how many parts of a completion vary: `(Σ v)² / Σ v²` of the variances `v` of the parts in their groups
-    count: float
-    # the variance of the parts' sum over the sum of their variances: 1 if they are independent, `count` if they are
-    # right or wrong together
-    dependence: float
-    missing: float  # the share of the parts that have no place in their completion
-
-
-@dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run: log, rewards of weight 0, shapers, all hooks, parts."""
+    """What the findings know of a run: log, rewards of weight 0, shapers."""
 
     history: History
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
-    hooks: Collection[str] = ()
-    parts: PartFacts | None = None
 
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
@@ -171,7 +155,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
     """The findings of the run in a folder.
 
     Args:
-        folder: Its output_dir, with the manifest and, if there are any, the token records.
+        folder: Its output_dir, with the manifest.
         history: Its log entries, as `trainer.state.log_history` has them.
     """
     try:
@@ -180,9 +164,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = ()
     untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    files = sorted(Path(folder, RECORDS).glob("step_*.parquet"))
-    hooks = {one.name for one in plugins if one.kind == "advantage_hook"}
-    return findings(RunFacts(history, untrained, shapers, hooks, part_facts(evenly(files, MOST_FILES))))
+    return findings(RunFacts(history, untrained, shapers))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -229,24 +211,14 @@ def reward_fell(run: RunFacts) -> Iterator[Finding]:
         yield Finding("reward_fell", curve.end_of(curve.best), curve.steps[-1], sentence)
 
 
-def without_signal(run: RunFacts) -> Iterator[Finding]:
-    """Nine groups in ten teach nothing, because all of their completions are right, or all wrong."""
+def no_signal(run: RunFacts) -> Iterator[Finding]:
+    """Nine groups in ten teach nothing."""
     curve = run.curve("groups/zero_variance" if "groups/zero_variance" in run.keys else "frac_reward_zero_std")
     if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= NO_SIGNAL)) is None:
         return
-    silent, since = float(curve.values[first:].mean()), curve.steps[first]
-
-    def later(curve: Curve) -> float:
-        return float(np.mean([value for step, value in zip(curve.steps, curve.values, strict=True) if step >= since]))
-
-    right = wrong = 0.0
-    if (share := _share_right(run)) is not None:
-        # At most the groups with signal are mixed, so there are at least so many of each.
-        right, wrong = max(later(share) - (1 - silent), 0.0), max(silent - later(share), 0.0)
-    name = "all_right" if right > 2 * wrong else "all_wrong" if wrong > 2 * right else "no_signal"
-    split = f": {right:.0%} are all right, {wrong:.0%} all wrong" if right + wrong else ""
-    sentence = f"{silent:.0%} of the groups have no signal{split} (reward {_number(later(run.reward))})"
-    yield Finding(name, since, curve.steps[-1], sentence)
+    silent, reward = curve.values[first:].mean(), _number(run.reward.means[-1])
+    sentence = f"{silent:.0%} of the groups have no signal (reward {reward})"
+    yield Finding("no_signal", curve.steps[first], curve.steps[-1], sentence)
 
 
 def truncated(run: RunFacts) -> Iterator[Finding]:
@@ -306,7 +278,11 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
 
 def idle_parts(run: RunFacts) -> Iterator[Finding]:
     """A part whose score is 0, or 1, or that is nowhere, in all completions."""
-    alike: dict[str, list[tuple[str, Curve, int]]] = {}
+    idle: dict[str, list[tuple[str, Curve, int]]] = {
+        "part_missing": [],
+        "part_never_right": [],
+        "part_always_right": [],
+    }
     for key in run.keys:
         if (found := _PART.fullmatch(key)) is None or len(curve := run.curve(key)) < SHORTEST_RUN:
             continue
@@ -315,93 +291,29 @@ def idle_parts(run: RunFacts) -> Iterator[Finding]:
             kinds = {"part_never_right": curve.means == 0, "part_always_right": curve.means == 1}
         for kind, holds in kinds.items():
             if (first := curve.since(holds, share=0.5)) is not None:
-                alike.setdefault(kind, []).append((printable_name(found[1]), curve, first))
-    missing = {name for name, *_ in alike.get("part_missing", ())}
-    says = {
-        "part_missing": "no completion has",
-        "part_never_right": "no completion scores in",
-        "part_always_right": "every completion scores 1 in",
-    }
-    for kind, what in says.items():
-        parts = [one for one in alike.get(kind, ()) if kind == "part_missing" or one[0] not in missing]
+                idle[kind].append((printable_name(found[1]), curve, first))
+    missing = {name for name, *_ in idle["part_missing"]}
+    for kind, parts in idle.items():
+        if kind != "part_missing":
+            parts = [one for one in parts if one[0] not in missing]
         if parts:
-            more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-            sentence = f"{what} {', '.join(name for name, *_ in parts[:3])}{more}"
             _, curve, first = parts[0]
+            more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+            sentence = f"{_IDLE[kind]} {', '.join(name for name, *_ in parts[:3])}{more}"
             yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
-
-
-def unused_parts(run: RunFacts) -> Iterator[Finding]:
-    """The parts of the rewards vary independently, and no hook pays each by itself."""
-    reads = {"part_credit", "process_rewards", "turn_rewards", "gigpo"} & {*run.hooks}
-    if run.parts is None or reads or run.parts.count < FEWEST_PARTS or run.parts.dependence > INDEPENDENT:
-        return
-    sentence = (
-        f"rewards consist of about {run.parts.count:.0f} parts that vary (variance of their sum over the sum of their "
-        f"variances: {run.parts.dependence:.2f}; 1 is independent; {run.parts.missing:.0%} are missing), and all of "
-        "them pay all tokens; part_credit pays each by itself"
-    )
-    yield Finding("parts_unused", run.reward.steps[0], run.reward.steps[-1], sentence)
 
 
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     reward_against_metric,
     reward_fell,
-    without_signal,
+    no_signal,
     truncated,
     entropy_gone,
     constant_reward,
     failing_reward,
     idle_parts,
-    unused_parts,
 )
 
 
-def part_facts(files: Sequence[Path]) -> PartFacts | None:
-    """What token records say of the parts; None if they have none that vary."""
-    import pyarrow
-    import pyarrow.parquet
-
-    variances: dict[str, float] = defaultdict(float)
-    of_sums = present = scored = 0.0
-    for path in files:
-        try:
-            columns = ["group", "parts", "part_scores", "part_present"]
-            rows = pyarrow.parquet.read_table(path, columns=columns, use_threads=False).to_pylist()
-        except (pyarrow.ArrowException, OSError, ValueError):  # damaged, or of before parts were recorded
-            continue
-        groups: dict[Any, list[dict[str, float]]] = defaultdict(list)
-        for row in rows:
-            groups[row["group"]].append(dict(zip(row["parts"] or (), row["part_scores"] or (), strict=False)))
-            present += sum(row["part_present"] or ())
-            scored += len(row["part_present"] or ())
-        for members in groups.values():
-            sums = np.zeros(len(members))
-            for name in {name for member in members for name in member}:
-                values = np.array([member.get(name, np.nan) for member in members], dtype=float)
-                apart = np.nan_to_num(values - np.nanmean(values))
-                variances[name] += float(apart @ apart)
-                sums += apart
-            of_sums += float(sums @ sums)
-    each = np.array(list(variances.values()))
-    if not each.sum() > 0:
-        return None
-    count = float(each.sum() ** 2 / (each**2).sum())
-    return PartFacts(count, of_sums / float(each.sum()), 1 - present / scored)
-
-
-def _share_right(run: RunFacts) -> Curve | None:
-    """The share of right completions, of the first trained reward that has such outcomes or is 0 or 1."""
-    for name in run.rewards:
-        if f"outcomes/{name}/right" in run.keys:
-            return run.curve(f"outcomes/{name}/right")
-        mean, std = run.curve(f"rewards/{name}/mean"), run.curve(f"rewards/{name}/std")
-        inside = len(mean) == len(std) and (mean.values >= 0).all() and (mean.values <= 1).all()
-        # Of all rewards between 0 and 1 only those that are 0 or 1 have the variance m (1 - m).
-        if inside and mean.values.any() and (np.abs(std.values**2 - mean.values * (1 - mean.values)) < 0.02).all():
-            return mean
-    return None
-
-
-def _number(value: float) -> str:
+def _number(value: Any) -> str:
     return f"{value:.3g}"

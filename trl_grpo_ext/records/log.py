@@ -8,9 +8,9 @@ When training ends, what went wrong is printed (`findings`).
 from __future__ import annotations
 
 import json
-import math
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
 from .findings import findings_of
-from .writing import write_atomically
+
+__all__ = ["LOG_FILE", "LiveLog"]
 
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
@@ -33,25 +34,26 @@ class LiveLog(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the history so far; a resumed run drops the entries after its checkpoint."""
-        if not state.is_world_process_zero:
-            return
-        self._path = Path(args.output_dir) / LOG_FILE
-        try:
-            write_atomically(self._path, "".join(map(_line, state.log_history)))
-        except OSError as error:
-            self._give_up(error)
-        self._written = len(state.log_history)
+        if state.is_world_process_zero:
+            self._path = Path(args.output_dir) / LOG_FILE
+            self._written = 0
+            self._write(state.log_history, "w")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Append the new entries of the history."""
-        if self._path is None or not state.is_world_process_zero:
+        self._write(state.log_history, "a")
+
+    def _write(self, history: Sequence[dict[str, Any]], mode: str) -> None:
+        if self._path is None:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(_line, state.log_history[self._written :])))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open(mode, encoding="utf-8") as file:
+                file.writelines(json.dumps(as_json(one), allow_nan=False) + "\n" for one in history[self._written :])
         except OSError as error:
-            self._give_up(error)
-        self._written = len(state.log_history)
+            warnings.warn(f"The log stops, and training goes on: {error}.", stacklevel=3)
+            self._path = None
+        self._written = len(history)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Print on stderr what went wrong in the run, if anything did."""
@@ -65,21 +67,3 @@ class LiveLog(TrainerCallback):
             with suppress(OSError, ValueError):  # a closed stderr, or one that nobody reads
                 shown = f"trl-grpo-ext report {args.output_dir} shows it"
                 print(f"trl-grpo-ext: what went wrong ({shown}):", *found, sep="\n", file=sys.stderr)
-
-    def _give_up(self, error: OSError) -> None:
-        warnings.warn(
-            f"{self._path} cannot be written, so the log stops there: {error}. Training goes on.", stacklevel=3
-        )
-        self._path = None
-
-
-def number(value: object) -> float:
-    """The value as a float; NaN if it is not a number, such as None, the mean over nothing."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
-        return math.nan
-
-
-def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(as_json(entry), allow_nan=False) + "\n"

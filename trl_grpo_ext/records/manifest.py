@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..plugins.kinds import KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
 from ..plugins.metadata import installed_version, module_spec, owner_of, provenance
 from ..plugins.selection import Selection
-from ..types import CONTRACT_VERSION, role_of
+from ..types import role_of
 from .writing import write_atomically
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
@@ -37,6 +37,8 @@ FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
 _FORMAT = 1
+_SEVERAL: Mapping[Kind, str] = {"advantage_hook": "advantage_hooks", "token_loss": "token_losses"}
+"""Kinds of which a trainer has a list, as this attribute."""
 _AT_MOST_ONE: tuple[Kind, ...] = ("loss_aggregation", "prompt_sampler", "group_filter")
 """Kinds of which a trainer has one at most, as the attribute of the same name."""
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
@@ -57,12 +59,9 @@ class PluginRecord:
     # the selected parameters, as JSON; for an object given in Python its constructor's arguments, if it keeps them
     # under the same names; None if they are unknown
     parameters: dict[str, Any] | None = None
-    # weight of a reward that the trainer calls or that another reward lists; None for other plugins
-    weight: float | None = None
-    # what the selection says beyond parameters: `guard`, `skip_zero_variance`
-    switches: dict[str, Any] = field(default_factory=dict)
-    source_hash: str | None = None  # SHA-256 of its module, or of its own text in a script; None if it has none to read
-    source: str = ""  # what the hash covers, or why there is none
+    weight: float | None = None  # of a reward, also of one that another reward lists; None for other plugins
+    switches: dict[str, Any] = field(default_factory=dict)  # of the selection: `guard`, `skip_zero_variance`
+    source_hash: str | None = None  # SHA-256 of its module's file; None if it has none, or in a script
     inside: str | None = None  # for a reward inside another reward's parameters, that reward and parameter; else None
     selected: bool = True  # whether it was selected by name or path, rather than given in Python
     role: str | None = None  # role of an advantage hook; None for other plugins
@@ -79,11 +78,8 @@ class PluginRecord:
 class Manifest:
     """The plugins of a run."""
 
-    # In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
-    plugins: tuple[PluginRecord, ...] = ()
-    # of this package and the libraries under it, by distribution
-    versions: dict[str, str | None] = field(default_factory=dict)
-    contract_version: int = CONTRACT_VERSION  # `trl_grpo_ext.types.CONTRACT_VERSION` of the run
+    plugins: tuple[PluginRecord, ...] = ()  # in calling order, by kind; rewards inside a reward follow it
+    versions: dict[str, str] = field(default_factory=dict)  # of this package and the libraries under it
 
     @classmethod
     def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
@@ -100,10 +96,9 @@ class Manifest:
         rewards = with_origin(trainer.reward_funcs)
         for loaded, name, weight in zip(rewards, trainer.reward_func_names, weights, strict=False):
             records += _records_of("reward", loaded, name=name, weight=weight)
-        for loaded in with_origin(getattr(trainer, "advantage_hooks", [])):
-            records += _records_of("advantage_hook", loaded)
-        for loaded in with_origin(getattr(trainer, "token_losses", [])):
-            records += _records_of("token_loss", loaded)
+        for kind, several in _SEVERAL.items():
+            for loaded in with_origin(getattr(trainer, several, [])):
+                records += _records_of(kind, loaded)
         for kind in _AT_MOST_ONE:
             if (one := getattr(trainer, kind, None)) is not None:
                 origin = (known or {}).get(kind)
@@ -113,26 +108,17 @@ class Manifest:
 
     def line(self) -> str:
         """Every plugin and its origin in one line; empty if there is none."""
-        by_kind: dict[Kind, list[PluginRecord]] = {}
-        for record in self.plugins:
-            if record.inside is None:
-                by_kind.setdefault(record.kind, []).append(record)
         parts = []
-        for kind, records in by_kind.items():
+        for kind in dict.fromkeys(record.kind for record in self.plugins):
+            records = [record for record in self.plugins if record.kind == kind and record.inside is None]
             names = unique_names([_text(record.name) for record in records])  # as in metrics
             listed = [f"{name} ({_text(record.origin)})" for name, record in zip(names, records, strict=True)]
-            what = PLURALS[kind] if len(listed) > 1 else LABELS[kind]
-            parts.append(f"{what} {', '.join(listed)}")
+            parts.append(f"{PLURALS[kind] if len(listed) > 1 else LABELS[kind]} {', '.join(listed)}")
         return "; ".join(parts)
 
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON values."""
-        return {
-            "format": _FORMAT,
-            "contract_version": self.contract_version,
-            "versions": dict(self.versions),
-            "plugins": [asdict(record) for record in self.plugins],
-        }
+        return {"format": _FORMAT, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically as JSON."""
@@ -151,11 +137,8 @@ class Manifest:
         except FileNotFoundError:
             raise
         except (OSError, ValueError, RecursionError) as error:
-            reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
-            raise ManifestError(
-                f"{path} cannot be read as a record of plugins: {reason.rstrip('.')}. Restore the file; to resume "
-                "without comparing plugins, delete it or set plugin_changes: warn."
-            ) from error
+            reason = one_line(f"{type(error).__name__}: {error}", 300)
+            raise ManifestError(f"{path} cannot be read as a record of plugins ({reason}): delete it.") from error
 
     @classmethod
     def from_plain(cls, value: Any) -> Manifest:
@@ -164,39 +147,38 @@ class Manifest:
         Raises:
             ManifestError: It is malformed; the message says where.
         """
-        whole = _of_type(value, dict, "the whole")
-        if whole.get("format") != _FORMAT:
-            raise ManifestError(f"its format is {whole.get('format')!r:.40}, and this version reads {_FORMAT}")
-        versions = _of_type(whole.get("versions"), dict, "versions")
-        entries = _of_type(whole.get("plugins"), list, "plugins")
-        records = tuple(_record(entry, f"plugins[{index}]") for index, entry in enumerate(entries))
-        return cls(records, versions, _of_type(whole.get("contract_version"), int, "contract_version"))
+        whole = _checked(value, {"format": int, "versions": dict, "plugins": list}, "the whole")
+        if whole["format"] != _FORMAT:
+            raise ManifestError(f"its format is {whole['format']}, and this version reads {_FORMAT}")
+        entries = [_checked(entry, _TYPES, f"plugins[{index}]") for index, entry in enumerate(whole["plugins"])]
+        return cls(tuple(PluginRecord(**entry) for entry in entries), whole["versions"])
 
 
+_TEXT = (str, type(None))
 _TYPES: dict[str, Any] = {
+    "kind": str,
+    "name": str,
+    "distribution": _TEXT,
+    "version": _TEXT,
+    "target": str,
     "parameters": (dict, type(None)),
     "weight": (int, float, type(None)),
     "switches": dict,
+    "source_hash": _TEXT,
+    "inside": _TEXT,
     "selected": bool,
-    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
+    "role": _TEXT,
 }
 
 
-def _record(value: Any, place: str) -> PluginRecord:
-    entry = _of_type(value, dict, place)
-    names = [one.name for one in fields(PluginRecord)]
-    if unknown := entry.keys() ^ {*names}:
-        raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
-    for name in names:
-        _of_type(entry[name], _TYPES.get(name, str), f"{place}.{name}")
-    if entry["kind"] not in KINDS:
-        raise ManifestError(f"{place}.kind is {entry['kind']!r:.40}, not one of {', '.join(KINDS)}")
-    return PluginRecord(**entry)
-
-
-def _of_type(value: Any, types: Any, place: str) -> Any:
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-        raise ManifestError(f"{place} is {value!r:.60}, which has the wrong type")
+def _checked(value: Any, types: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A mapping with values of these types, no more and no fewer."""
+    if not isinstance(value, dict) or value.keys() != types.keys():
+        raise ManifestError(f"{place} is no mapping of {', '.join(types)}: {value!r:.60}")
+    for name, kinds in types.items():
+        wrong = not isinstance(value[name], kinds) or (isinstance(value[name], bool) and kinds is not bool)
+        if wrong or (name == "kind" and value[name] not in KINDS):
+            raise ManifestError(f"{place}.{name} is {value[name]!r:.60}")
     return value
 
 
@@ -209,7 +191,6 @@ def _records_of(
         switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
         if asked.guard is not None:
             switches["guard"] = plain_mapping(asked.guard)
-        source_hash, source = hash_of_module(info.target.partition(":")[0].strip())
         record = PluginRecord(
             kind=kind,
             name=info.name,
@@ -219,11 +200,10 @@ def _records_of(
             parameters=plain_mapping(asked.parameters),
             weight=asked.weight if weight is None else weight,
             switches=switches,
-            source_hash=source_hash,
-            source=source,
+            source_hash=hash_of_module(info.target.partition(":")[0].strip()),
         )
     else:
-        record = replace(_given_in_python(kind, loaded.object, name), weight=weight, selected=False)
+        record = replace(_given_in_python(kind, loaded.object, name), weight=weight)
     role = role_of(loaded.object) if kind == "advantage_hook" else None
     yield replace(record, inside=inside or None, role=role)
     for place, reward in loaded.inner:
@@ -235,31 +215,25 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
     name = name or str(getattr(thing, "__name__", type(thing).__name__))
     switches: dict[str, Any] = {}
     parameters: dict[str, Any] | None = None
-    while True:
-        if isinstance(thing, functools.partial):
-            parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
-            thing = thing.func
-        elif isinstance(thing, Guarded):
+    while isinstance(thing, functools.partial | Guarded):
+        if isinstance(thing, Guarded):
             asked = {name: getattr(thing, name) for name in ("timeout", "retries", "workers", "batch_size")}
             asked["outcomes"] = dict(thing.policy.changed) or None
             switches["guard"] = {name: value for name, value in asked.items() if value is not None}
             thing = thing.reward
-        elif is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
-            thing = thing.module
         else:
-            break
+            parameters = plain_mapping(thing.keywords) | (parameters or {})
+            thing = thing.func
     defined = thing if hasattr(thing, "__qualname__") else type(thing)
+    if is_model(thing):
+        defined = type(getattr(thing, "module", thing))  # an engine may have wrapped it
+        config = getattr(getattr(thing, "module", thing), "config", None)
+        parameters = {"name_or_path": getattr(config, "_name_or_path", None)}
+    elif parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
+        parameters = _constructed_with(thing)
     module = str(getattr(defined, "__module__", None) or "__main__")
     owner = None if module == "__main__" else owner_of(module)
     distribution, number = provenance(owner) if owner else (None, None)
-    if is_model(thing):
-        path = getattr(getattr(thing, "config", None), "_name_or_path", None)
-        parameters = {"name_or_path": None if path is None else str(path)}
-        source_hash, source = None, "not hashed: it is a model, and its weights are not compared"
-    else:
-        if parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
-            parameters = _constructed_with(thing)
-        source_hash, source = hash_of_text(defined) if module == "__main__" else hash_of_module(module)
     return PluginRecord(
         kind=kind,
         name=name,
@@ -268,37 +242,25 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
         target=f"{module}:{defined.__qualname__}",
         parameters=parameters,
         switches=switches,
-        source_hash=source_hash,
-        source=source,
+        source_hash=hash_of_module(module),
+        selected=False,
     )
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
     """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
-    names = inspect.signature(type(thing)).parameters
     kept = getattr(thing, "__dict__", {})
+    names = [name for name in inspect.signature(type(thing)).parameters if name in kept]
     simple = (str, bool, Real, Mapping, list, tuple, type(None))
-    return plain_mapping({name: kept[name] for name in names if isinstance(kept.get(name, thing), simple)}) or None
+    return plain_mapping({name: kept[name] for name in names if isinstance(kept[name], simple)}) or None
 
 
-def hash_of_module(module: str) -> tuple[str | None, str]:
-    """SHA-256 of a module's file, which is not imported, and what it covers; None, and why there is none."""
-    spec = module_spec(module)
+def hash_of_module(module: str) -> str | None:
+    """SHA-256 of a module's file, which is not imported; None if it has none, or for the script that runs."""
+    spec = None if module == "__main__" else module_spec(module)
     if spec is None or not spec.has_location or spec.origin is None or not Path(spec.origin).is_file():
-        return None, f"not hashed: {module} has no source file"
-    content = Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")
-    return hashlib.sha256(content).hexdigest(), f"the module {module}"
-
-
-def hash_of_text(thing: Any) -> tuple[str | None, str]:
-    """The same of a function or class that a script or a notebook defines, by its own text."""
-    name = thing.__qualname__
-    try:
-        text = inspect.getsource(thing)
-    except (OSError, TypeError, SyntaxError):  # no file, or half a statement
-        return None, f"not hashed: {name} was typed in or made by code, so there is no file with its source"
-    content = "\n".join(text.splitlines()).encode(errors="surrogatepass")
-    return hashlib.sha256(content).hexdigest(), f"the text of {name} alone, in the script that was run"
+        return None
+    return hashlib.sha256(Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -309,6 +271,16 @@ def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
 def plain_value(value: Any) -> Any:
     """A value as JSON: a configuration its mapping; what JSON cannot hold the name of its function or class."""
     match value:
+        case enum.Enum():
+            return plain_value(value.value)
+        case None | bool():
+            return value
+        case str():
+            return _USER_IN_URL.sub(HIDDEN, value)
+        case Integral():
+            return int(value)
+        case Real():
+            return float(value) if math.isfinite(value) else str(float(value))
         case Selection():
             return plain_value(value.plain())
         case Mapping():
@@ -317,19 +289,7 @@ def plain_value(value: Any) -> Any:
             return [plain_value(inner) for inner in value]
         case set() | frozenset():
             return sorted((plain_value(inner) for inner in value), key=repr)
-        case enum.Enum():
-            return plain_value(value.value)
-        case str():
-            return _USER_IN_URL.sub(HIDDEN, value)
-        case None | bool():
-            return value
-        case Integral():
-            return int(value)
-        case Real():
-            return float(value) if math.isfinite(value) else str(float(value))
-        case os.PathLike():
-            return str(value)
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+    if isinstance(value, os.PathLike) or (type(value).__module__, type(value).__name__) == ("torch", "dtype"):
         return str(value)
     if not isinstance(value, type) and callable(to_dict := getattr(value, "to_dict", None)):
         return plain_value(to_dict())
@@ -353,31 +313,28 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
     """
     before, here = _by_key(old), _by_key(new)
     texts = []
-    for key in {**before, **here}:
-        record = here.get(key) or before[key]
-        within = f" (inside {_text(record.inside)})" if record.inside else ""
-        name = f"{LABELS[record.kind]} {_text(record.name)}{within}"
+    for key, record in {**before, **here}.items():
+        name = f"{LABELS[record.kind]} {_text(record.name)}"
+        name += f" (inside {_text(record.inside)})" if record.inside else ""
         if key in here and key in before:
             texts += [f"{name}: {text}" for text in _changes(before[key], record)]
         else:
             where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
             texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        in_both = [key for key in before if key[0] == kind and key in here]
-        in_both_here = [key for key in here if key[0] == kind and key in before]
-        if in_both != in_both_here:
-            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (in_both, in_both_here))
+        orders = [[key for key in one if key[0] == kind and key in before and key in here] for one in (before, here)]
+        if orders[0] != orders[1]:
+            names, names_here = (", ".join(_text(key[2]) for key in order) for order in orders)
             texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
     return texts
 
 
 def version_notes(old: Manifest, new: Manifest) -> list[str]:
     """List the libraries with different versions; these alone don't count as a change of plugins."""
-    before, here = ({**one.versions, "plugin contract": str(one.contract_version)} for one in (old, new))
-    changed = [name for name in sorted({**before, **here}) if before.get(name) != here.get(name)]
     return [
-        f"{_text(name)} {_text(before.get(name) or 'none')} in the checkpoint, {_text(here.get(name) or 'none')} here"
-        for name in changed
+        f"{_text(name)} {_text(old.versions.get(name))} in the checkpoint, {_text(new.versions.get(name))} here"
+        for name in sorted({**old.versions, **new.versions})
+        if old.versions.get(name) != new.versions.get(name)
     ]
 
 
@@ -393,8 +350,7 @@ def _by_key(manifest: Manifest) -> dict[tuple[str, str | None, str, int], Plugin
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    known = None not in (old.parameters, new.parameters)
-    before, here = _facts(old, known), _facts(new, known)
+    before, here = _facts(old, new), _facts(new, old)
     origins = {(one.distribution, one.version, one.target) for one in (old, new)}
     if len(origins) == 1 and len({old.source_hash, new.source_hash} - {None}) > 1:
         yield "its source differs, although its version does not"
@@ -404,13 +360,13 @@ def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
             yield f"{_text(key)} {texts[0]} in the checkpoint, {texts[1]} here"
 
 
-def _facts(record: PluginRecord, with_parameters: bool) -> dict[str, Any]:
-    """What two runs compare of a plugin, by the words for it."""
-    named = ("distribution", "version", "target", "weight")
-    facts = {name: getattr(record, name) for name in named} | record.switches
+def _facts(record: PluginRecord, other: PluginRecord) -> dict[str, Any]:
+    """What two runs compare of a plugin, by the words for it; parameters if both runs know them."""
+    facts = {name: getattr(record, name) for name in ("distribution", "version", "target", "weight")} | record.switches
     facts["parameters"] = "not known" if record.parameters is None else "known"
-    parameters = (record.parameters or {}) if with_parameters else {}
-    return facts | {f"parameter {name}": value for name, value in parameters.items()}
+    if record.parameters is not None and other.parameters is not None:
+        facts |= {f"parameter {name}": value for name, value in record.parameters.items()}
+    return facts
 
 
 def _same(old: Any, new: Any) -> bool:

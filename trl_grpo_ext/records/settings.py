@@ -22,28 +22,19 @@ FILE = "trl_grpo_ext_settings.json"
 ALWAYS = (
     "learning_rate",
     "lr_scheduler_type",
-    "warmup_steps",
-    "optim",
-    "max_grad_norm",
-    "weight_decay",
     "max_steps",
     "num_train_epochs",
     "seed",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
-    "steps_per_generation",
     "num_iterations",
     "num_generations",
     "max_completion_length",
     "temperature",
-    "top_p",
     "loss_type",
     "scale_rewards",
     "beta",
     "epsilon",
-    "epsilon_high",
-    "importance_sampling_level",
-    "reward_weights",
     "compact_updates",
 )
 """Recorded even at their default values."""
@@ -67,11 +58,10 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         adapter = next(iter(adapters.values()))
         kept = {name: getattr(adapter, name) for name in _OF_ADAPTER if hasattr(adapter, name)}
         found["adapter"] = {"kind": type(adapter).__name__, **kept}
-    known = {field.name: field for field in fields(args)}
-    for name in [*(name for name in ALWAYS if name in known), *(name for name in known if name not in ALWAYS)]:
-        value = getattr(args, name, None)
-        if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
-            found[name] = value
+    for field in fields(args):
+        value = getattr(args, field.name, None)
+        if field.name not in NEVER and (field.name in ALWAYS or _differs(field, value)):
+            found[field.name] = value
     return plain_mapping(found)
 
 

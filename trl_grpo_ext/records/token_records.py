@@ -103,8 +103,7 @@ class TokenRecorder:
     ) -> None:
         """Add what a loss forward used: `(B, T)` after each forward hook, and `advantage`, `weight` and so on."""
         for row, row_id in enumerate(row_ids_B.tolist()):
-            record = self._records.get(row_id)
-            if record is None:
+            if (record := self._records.get(row_id)) is None:
                 continue
             size = len(record["token_ids"])
             done = record["at_rollout"]  # later stages are from an earlier pass over the batch
@@ -122,8 +121,7 @@ class TokenRecorder:
             write_records(records, output_dir, step)
         except OSError as error:
             if not self._warned:
-                folder = Path(output_dir) / FOLDER
-                warnings.warn(f"Token records cannot be written to {folder}: {error}. Training goes on.", stacklevel=2)
+                warnings.warn(f"Token records cannot be written: {error}. Training goes on.", stacklevel=2)
             self._warned = True
 
 
@@ -141,10 +139,11 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
     if not records:
         return None
     rows = sorted(records, key=lambda record: (record["group"], record["member"]))
-    path = Path(output_dir) / FOLDER / f"step_{step:05d}.parquet"
-    table = pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=_schema())
     content = io.BytesIO()
-    pyarrow.parquet.write_table(table, content)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=_schema()), content
+    )
+    path = Path(output_dir) / FOLDER / f"step_{step:05d}.parquet"
     write_atomically(path, content.getvalue())
     return path
 
@@ -176,40 +175,34 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     rewards = zip(rollout.reward_names, rollout.rewards_B_K[row].tolist(), strict=True)
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
     failed: list[int] | None = []
-    if -1 in turns or getattr(rollout.tokenizer, "response_template", None) is not None:
+    if -1 in turns:
         try:
             failed = [turn.number for turn in rollout.turns(row) if turn.failed]
         except (AlignmentError, PluginOutputError):
             failed = None
+    prompt = rollout.prompts[row]
+    if not isinstance(prompt, str):
+        prompt = json.dumps(prompt, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
+    try:
+        spans: Sequence[tuple[int, int]] | None = rollout.offsets(row)
+    except AlignmentError:
+        spans = None
     return {
-        **texts_of(rollout.prompts[row], rollout.texts[row], ids, rollout.tokenizer, lambda: rollout.offsets(row)),
+        "prompt": encodable(prompt),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
         "images": copies_of(rollout.prompts[row]),
+        "completion": encodable(rollout.texts[row]),
         "truncated": bool(rollout.truncated_B[row]),
         "rewards": [(name, _number(value)) for name, value in rewards],
         "reward": _number(float(rollout.rewards_B[row])),
         **_parts(rollout, row, len(ids)),
+        "token_ids": ids,
+        "tokens": [encodable(str(token)) for token in rollout.tokenizer.convert_ids_to_tokens(ids)],
+        "starts": None if spans is None else [start for start, _ in spans],
+        "ends": None if spans is None else [end for _, end in spans],
         "live": (rollout.mask_B_T[row, : len(ids)] > 0).tolist(),
         "turns": turns,
         "failed_turns": failed,
-    }
-
-
-def texts_of(prompt: Any, text: str, ids: list[int], tokenizer: Any, offsets: Any) -> dict[str, Any]:
-    """The columns of a record on its texts and tokens; `offsets` may fail to align them."""
-    try:
-        found: Sequence[tuple[int, int]] | None = offsets()
-    except AlignmentError:
-        found = None
-    if not isinstance(prompt, str):
-        prompt = json.dumps(prompt, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
-    return {
-        "prompt": encodable(prompt),
-        "completion": encodable(text),
-        "token_ids": ids,
-        "tokens": [encodable(str(token)) for token in tokenizer.convert_ids_to_tokens(ids)],
-        "starts": None if found is None else [start for start, _ in found],
-        "ends": None if found is None else [end for _, end in found],
     }
 
 

@@ -88,11 +88,9 @@ class Comparing(Judged):
         return bool(said.value == right.value)
 
     def same_texts(self, said: str, right: str) -> bool:
-        """Whether two texts are the same."""
         return self._normalised(said) == self._normalised(right)
 
     def same_numbers(self, said: str, right: float) -> bool:
-        """Whether a text is a number and the right one."""
         number = read_plain_number(said)
         return number is not None and is_near(number, read_number(repr(right)), self.absolute, self.relative)
 

@@ -11,22 +11,15 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
-from ..guard.parameters import Checked, checked_text, choice, column, flag, number, whole
+from ..guard.parameters import Checked, checked_text, choice, column, number, whole
 from ..guard.parameters import text as text_field
 
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
-
 _LOADING = threading.Lock()
-
-
-class _Loaded(NamedTuple):
-    model: Any
-    tokenizer: Any
-    device: Any
 
 
 @dataclass(eq=False)
@@ -54,9 +47,6 @@ class Classifier(Checked):
         max_length: In tokens.
         text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template, if
             it has one, together with the completion.
-        revision: A branch, tag or commit of the model.
-        local_files_only: Whether to use only files on disk.
-        trust_remote_code: Whether code that comes with the model may run.
     """
 
     __name__ = "classifier"
@@ -70,60 +60,49 @@ class Classifier(Checked):
     device: str | None = text_field(None)
     max_length: int = whole(512, lowest=1)
     text: str = choice("completion", "prompt_and_completion")
-    revision: str | None = text_field(None)
-    local_files_only: bool = flag(False)
-    trust_remote_code: bool = flag(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model = checked_text("classifier: model", str(self.model) if isinstance(self.model, Path) else self.model)
         if isinstance(self.label, bool) or not isinstance(self.label, str | int | None):
             raise ConfigurationError(f"classifier: label must be a label's name or index, got {self.label!r}.")
-        side = "right" if self.text == "completion" else "left"
-        self._source = (self.model, self.revision, self.device, side, self.local_files_only, self.trust_remote_code)
+        self._source = (self.model, self.device, "right" if self.text == "completion" else "left")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
 
-        A `RewardError` is about the model, its head or its scores, a `ConfigurationError` about the label.
+        A `RewardError` is about the model's head or its scores, a `ConfigurationError` about the label.
         """
         if not completions:
             return []
-        prompts: Sequence[Any] | None = None
+        torch = importlib.import_module("torch")
+        with _LOADING:
+            model, tokenizer = _load(*self._source)
+        texts = [completion_text(completion) for completion in completions]
+        most = _CHARACTERS_PER_TOKEN * self.max_length
+        cut = slice(most)
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
-        with _LOADING:
-            loaded = _load(*self._source)
-        most = _CHARACTERS_PER_TOKEN * self.max_length
-        cut = slice(most) if self.text == "completion" else slice(-most, None)
-        texts = _texts(completions, prompts, loaded.tokenizer)
-        # A tokenizer takes no lone surrogates.
-        return self._scores(loaded, [text.encode("utf-8", "replace").decode()[cut] for text in texts])
-
-    def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float | None]:
-        torch = importlib.import_module("torch")
-        config = loaded.model.config
-        tokenizer = loaded.tokenizer
-        label = _label_index(str(self.model), self.label, config)
-        limits = (self.max_length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
+            texts = [_after_prompt(prompt, said, tokenizer) for prompt, said in zip(prompts, texts, strict=True)]
+            cut = slice(-most, None)
+        texts = [text.encode("utf-8", "replace").decode()[cut] for text in texts]  # it takes no lone surrogates
+        label = _label_index(str(self.model), self.label, model.config)
+        limits = (self.max_length, tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))
         longest = min(limit for limit in limits if limit is not None)
-        encoded = tokenizer(list(texts), truncation=True, max_length=longest, padding=False)
+        encoded = tokenizer(texts, truncation=True, max_length=longest, padding=False)
         rows = [row for row, ids in enumerate(encoded["input_ids"]) if ids]
         rows.sort(key=lambda row: -len(encoded["input_ids"][row]))  # the largest batch first: if it fits, all do
         scores: list[float | None] = [None] * len(texts)
         for start in range(0, len(rows), self.batch_size):
             batch = rows[start : start + self.batch_size]
             inputs = {name: [values[row] for row in batch] for name, values in encoded.items()}
-            padded = tokenizer.pad(inputs, padding=True, return_tensors="pt").to(loaded.device)
+            padded = tokenizer.pad(inputs, padding=True, return_tensors="pt").to(model.device)
             with torch.inference_mode():
-                logits = loaded.model(**padded).logits.float()
-            if self.score == "logit" or config.num_labels == 1:
-                values = logits[:, label]
-            elif config.problem_type == "multi_label_classification":
-                values = logits.sigmoid()[:, label]
-            else:
-                values = logits.softmax(dim=-1)[:, label]
-            for row, value in zip(batch, values.tolist(), strict=True):
+                logits = model(**padded).logits.float()
+            if self.score == "probability" and model.config.num_labels > 1:
+                several = model.config.problem_type == "multi_label_classification"
+                logits = logits.sigmoid() if several else logits.softmax(dim=-1)
+            for row, value in zip(batch, logits[:, label].tolist(), strict=True):
                 if not math.isfinite(value):
                     raise RewardError(f"classifier: the model {self.model!r} gives {value} at row {row}.")
                 scores[row] = self.sign * value
@@ -139,68 +118,43 @@ def _label_index(model: str, label: str | int | None, config: Any) -> int:
     found = [index for index, name in names.items() if name == label]
     if len(found) == 1:
         return found[0]
-    raise ConfigurationError(
-        f"classifier: the model {model!r} has no label {label!r}, or has it twice; its labels are {names}."
-    )
+    raise ConfigurationError(f"classifier: the model {model!r} has no label {label!r}; its labels are {names}.")
 
 
-def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer: Any) -> list[str]:
-    if prompts is None:
-        return [completion_text(completion) for completion in completions]
-    texts = []
-    for prompt, completion in zip(prompts, completions, strict=True):
-        if isinstance(prompt, str):
-            texts.append(prompt + completion_text(completion))
-            continue
-        messages = [
-            {"role": str(m.get("role", "user")), "content": content_text(m.get("content"))}
-            for m in prompt
-            if isinstance(m, Mapping)
-        ]
-        messages.append({"role": "assistant", "content": completion_text(completion)})
-        if tokenizer.chat_template:
-            texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
-        else:
-            texts.append("\n".join(message["content"] for message in messages))
-    return texts
+def _after_prompt(prompt: Any, said: str, tokenizer: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt + said
+    messages = [
+        {"role": str(message.get("role", "user")), "content": content_text(message.get("content"))}
+        for message in [*prompt, {"role": "assistant", "content": said}]
+        if isinstance(message, Mapping)
+    ]
+    if tokenizer.chat_template:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    return "\n".join(message["content"] for message in messages)
 
 
 @functools.cache  # rewards with the same model share it
-def _load(
-    name: str,
-    revision: str | None,
-    device: str | None,
-    truncation_side: str,
-    local_files_only: bool,
-    trust_remote_code: bool,
-) -> _Loaded:
+def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any]:
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
-    shared: Any = {"revision": revision, "local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
     sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides, **shared)
-        with _no_sharding():
-            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                name, dtype="auto", output_loading_info=True, **shared
-            )
-    except (OSError, ValueError) as error:
-        raise RewardError(f"classifier: the model {name!r} cannot be loaded: {error}") from error
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides)
+    with _no_sharding():
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            name, dtype="auto", output_loading_info=True
+        )
     untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
     if untrained:
         raise RewardError(
-            f"classifier: the model {name!r} has no trained weights for {untrained}, so its scores would be random. "
-            "Take a model that was trained for sequence classification."
+            f"classifier: the model {name!r} has no trained weights for {untrained}: it scores at random."
         )
     if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise RewardError(f"classifier: the tokenizer of {name!r} has no token to pad with.")
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
     rank = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device or rank)
-    return _Loaded(model.to(place).eval().requires_grad_(False), tokenizer, place)
+    return model.to(device or rank).eval().requires_grad_(False), tokenizer
 
 
 @contextlib.contextmanager
@@ -209,11 +163,9 @@ def _no_sharding() -> Iterator[None]:
     deepspeed = importlib.import_module("transformers.integrations.deepspeed")
     held = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
     config = held() if held is not None else None
-    if config is None:
-        yield
-        return
     deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        deepspeed.set_hf_deepspeed_config(config)
+        if config is not None:
+            deepspeed.set_hf_deepspeed_config(config)

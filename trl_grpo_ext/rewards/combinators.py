@@ -6,7 +6,6 @@ are selections themselves (`takes`).
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,13 +38,9 @@ class _Combined:
             start_scoring(child, {"completions": completions, **columns})
 
     def _checked(self, parameter: str, child: Any) -> Callable[..., Any]:
-        """A parameter that must be a reward."""
         if callable(child) and not isinstance(child, type):
             return child  # type: ignore[no-any-return]
-        raise ConfigurationError(
-            f"{self.__name__}: {parameter} must be a reward function, got {child!r}. `load_rewards` also takes its "
-            "name; in Python pass the function or the object."
-        )
+        raise ConfigurationError(f"{self.__name__}: {parameter} must be a reward function, got {child!r}.")
 
     def _scores(self, child: Callable[..., Any], columns: Mapping[str, Any], owner: str = "") -> list[float | None]:
         """The scores of a reward inside, which logs under the owner's name and its own."""
@@ -55,8 +50,6 @@ class _Combined:
 
 
 class _OfList(_Combined):
-    """What `weighted` and `product` share."""
-
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
         name = self.__name__
         if not isinstance(rewards, list | tuple) or not rewards:
@@ -71,7 +64,6 @@ class _OfList(_Combined):
         return [self._combined(scores) for scores in zip(*said, strict=True)]
 
     def _combined(self, scores: Sequence[float | None]) -> float | None:
-        """One completion's score, of each reward's."""
         raise NotImplementedError
 
 
@@ -97,15 +89,10 @@ class Weighted(_OfList):
         super().__init__(rewards)
         selected = list(getattr(rewards, "weights", [1.0] * len(rewards)))
         if weights is not None and any(weight != 1 for weight in selected):
-            raise ConfigurationError(
-                f"weighted: the rewards have the weights {selected}, and weights={weights!r} is given too; write them "
-                "in one place"
-            )
+            raise ConfigurationError(f"weighted: the rewards have weights {selected}, and weights={weights!r} too.")
         weights = selected if weights is None else weights
         if not isinstance(weights, list | tuple) or len(weights) != len(self.rewards):
-            raise ConfigurationError(
-                f"weighted: weights must be one number for each of the {len(self.rewards)} rewards, got {weights!r}"
-            )
+            raise ConfigurationError(f"weighted: weights must be {len(self.rewards)} numbers, got {weights!r}.")
         self.weights = [checked_number(f"weighted: weights[{i}]", w, "finite") for i, w in enumerate(weights)]
 
     def _combined(self, scores: Sequence[float | None]) -> float | None:
@@ -177,12 +164,7 @@ class Gated(_Combined):
     )
 
     def __init__(
-        self,
-        reward: Callable[..., Any],
-        gate: Callable[..., Any],
-        *,
-        threshold: float = 1.0,
-        otherwise: float | None = 0.0,
+        self, reward: Callable[..., Any], gate: Callable[..., Any], *, threshold: float = 1.0, otherwise: Any = 0.0
     ) -> None:
         self.reward = self._checked("reward", reward)
         self.gate = self._checked("gate", gate)
@@ -270,15 +252,20 @@ class PerColumn(_Combined):
                 unknown = sorted({str(kwargs[self.column][row]) for row in rows})
                 warnings.warn(
                     f"per_column: no reward for {', '.join(map(shown, unknown[:10]))} ({len(unknown)} values) in the "
-                    f"column {self.column!r}; these completions get None. There are rewards for "
-                    f"{sorted(self.rewards)}; add one, or a default.",
+                    f"column {self.column!r}, which get None; there are rewards for {sorted(self.rewards)}.",
                     stacklevel=2,
                 )
                 continue
             cut = select_rows(columns, count, rows)
             cut |= {name: kwargs[name] for name in ("log_metric", "log_extra") if name in kwargs}
             if cut.get("log_extra") is not None:
-                cut["log_extra"] = functools.partial(_log_rows, logged, rows, count)
+
+                def log_rows(name: str, values: Iterable[Any], rows: Sequence[int] = rows) -> None:
+                    whole = logged.setdefault(name, [None] * count)
+                    for row, value in zip(rows, values, strict=True):
+                        whole[row] = value
+
+                cut["log_extra"] = log_rows
             owner = f"{self.__name__}.{(route or 'default').replace('/', '_')}"
             for row, score in zip(rows, self._scores(reward, cut, owner), strict=True):
                 scores[row] = score
@@ -287,15 +274,6 @@ class PerColumn(_Combined):
         if kwargs.get("log_metric") is not None and count:
             kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(routes.get(None, ())) / count)
         return scores
-
-
-def _log_rows(
-    logged: dict[str, list[Any]], rows: Sequence[int], count: int, column: str, values: Iterable[Any]
-) -> None:
-    """Keep a column that is logged for some rows of a batch as one for all of them."""
-    whole = logged.setdefault(column, [None] * count)
-    for row, value in zip(rows, values, strict=True):
-        whole[row] = value
 
 
 def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
+from ..credit.turns import Exchange, is_tool_error, tool_calls
 from ..errors import PluginOutputError, RewardError
 from ..guard.parameters import Checked, choice
 from ..types import Parts, Place, RewardDeclaration
+from .turns import exchanges_of
 
 Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
 
 
 @dataclass(frozen=True)
 class _Idle:
-    """An environment in which nothing was done."""
-
     step_rewards: tuple[float, ...] = ()
-
-
-_NOT_TOOLS = frozenset({"reset", "get_reward"})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,9 +30,8 @@ class EnvironmentSteps(Checked):
 
         r_k = Σ rewards of the steps of turn k
 
-    The rewards are, of each completion's own environment, the first that it has of `step_rewards`, a list, which
-    `record_steps` keeps for any environment, and `compute_step_rewards()`, of the environment or of its `rubric`, as
-    OpenEnv's trajectory rubrics have it.
+    The rewards are those of each completion's own environment: `step_rewards`, a list, which `record_steps` keeps for
+    any environment, else `compute_step_rewards()`, its own or of its `rubric`, as OpenEnv's trajectory rubrics have it.
 
     A step is the call of a tool. Recorded steps are found by the tools' names. Where only numbers are known, there must
     be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls. A
@@ -49,7 +44,7 @@ class EnvironmentSteps(Checked):
     """
 
     __name__ = "environment_steps"
-    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle()]}})
+    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle(), None]}})
     score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
@@ -61,23 +56,19 @@ class EnvironmentSteps(Checked):
         """
         environments = columns.get("environments")
         if environments is None:
-            raise RewardError(
-                "environment_steps scores what an environment paid, but there is none. Give the trainer an "
-                "environment_factory, or remove this reward."
-            )
+            raise RewardError("environment_steps needs an environment: give the trainer an environment_factory.")
         pairs = zip(completions, environments, strict=True)
         return [None if paying is None else self._scored(row, said, paying) for row, (said, paying) in enumerate(pairs)]
 
     def _scored(self, row: int, completion: Any, environment: Any) -> Parts | None:
         steps = steps_of(environment)
-        messages = completion if isinstance(completion, list | tuple) else []
-        exchanged = exchanges([message for message in messages if isinstance(message, Mapping)])
+        exchanged = exchanges_of(completion)
         turns = _turns_of(steps, exchanged)
         if turns is None:
             raise PluginOutputError(
                 f"environment_steps: at row {row} {type(environment).__qualname__} has {len(steps)} rewards of steps, "
                 f"and the completion calls tools {[len(tool_calls(message)) for message, _ in exchanged]} "
-                "times in its turns. Let record_steps(environment_factory) keep the rewards, or pay every call.",
+                "times in its turns. Wrap the environment_factory in record_steps.",
                 "rewards",
             )
         paid = [(turn, value) for turn, (_, value) in zip(turns, steps, strict=True) if value is not None]
@@ -86,27 +77,20 @@ class EnvironmentSteps(Checked):
         sums: dict[int, float] = {}
         for turn, value in paid:
             sums[turn] = sums.get(turn, 0.0) + value
-        values = [value for _, value in paid]
-        score = {"sum": math.fsum(values), "mean": math.fsum(values) / len(values), "last": values[-1]}[self.score]
+        total = math.fsum(sums.values())
+        score = {"sum": total, "mean": total / len(paid), "last": paid[-1][1]}[self.score]
         return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in sums.items()}, score)
 
 
 def steps_of(environment: Any) -> list[Step]:
-    """What an environment paid for each step, in order.
-
-    Raises:
-        RewardError: It has no rewards by step, or one is no number.
-    """
+    """What an environment paid for each step, in order; a `RewardError` if it does not say so, in numbers."""
     found = getattr(environment, "step_rewards", None)
     for owner in (environment, getattr(environment, "rubric", None)):
         if found is None and callable(compute := getattr(owner, "compute_step_rewards", None)):
             found = compute()
     kind = type(environment).__qualname__
     if not isinstance(found, list | tuple):
-        raise RewardError(
-            f"environment_steps: {kind} has neither step_rewards, a list, nor compute_step_rewards(), itself or in its "
-            "rubric. Wrap the factory: environment_factory=record_steps(factory)."
-        )
+        raise RewardError(f"environment_steps: {kind} has no rewards by step; wrap its factory in record_steps.")
     pairs = [step if isinstance(step, tuple) and len(step) == 2 else (None, step) for step in found]
     try:
         numbers = [None if value is None or value != value else float(value) for _, value in pairs]
@@ -150,12 +134,12 @@ def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulati
             self.step_rewards = []
             return kind.reset(self, *arguments, **keywords)
 
-        tools = {
+        methods = {
             name: _recorded(method, reward, cumulative)
             for name, method in inspect.getmembers(kind, inspect.isfunction)
-            if not name.startswith("_") and name not in _NOT_TOOLS
+            if not name.startswith("_") and name not in ("reset", "get_reward")
         }
-        return type(kind.__name__, (kind,), {**tools, "reset": reset, "__module__": kind.__module__})
+        return type(kind.__name__, (kind,), {**methods, "reset": reset, "__module__": kind.__module__})
 
     def make() -> Any:
         environment = factory()

@@ -58,7 +58,6 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
 
 
 def _earning(text: str) -> dict[str, Place]:
-    """Where what earns stands."""
     earned = {}
     position = 0
     for tag in _TAGS:

@@ -96,7 +96,6 @@ class JSONFields(Comparing):
         return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
 
     def _parts(self, right: Located, said: Located | None) -> Parts:
-        """Each field's score and places."""
         strays: list[tuple[int, int]] = []
         parts = []
         for path, wanted, found, once in _fields(right, [] if said is None else [said], strays):

@@ -133,7 +133,6 @@ def _problem(schema: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _properties(schema: str) -> tuple[list[str], set[str]]:
-    """A schema's own properties, and which of them are required."""
     loaded = json.loads(schema)
     own = loaded if isinstance(loaded, dict) else {}
     required = own.get("required")
@@ -204,12 +203,9 @@ def _checked_schema(schema: Any) -> Any:
         draft = _draft(loaded)
         draft.check_schema(loaded, format_checker=draft.FORMAT_CHECKER)
     except exceptions.SchemaError as error:
-        raise ConfigurationError(
-            f"json_schema: the schema is not valid at {error.json_path}: {error.message[:200]}"
-        ) from error
+        said = f"json_schema: the schema is not valid at {error.json_path}: {error.message[:200]}"
+        raise ConfigurationError(said) from error
     except (OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise ConfigurationError(
-            "json_schema: schema must be a mapping of JSON values or the path of a JSON file, "
-            f"got {schema!r:.200}: {error}."
-        ) from error
+        said = "json_schema: schema must be a mapping of JSON values or the path of a JSON file, "
+        raise ConfigurationError(f"{said}got {schema!r:.200}: {error}.") from error
     return loaded

@@ -38,10 +38,7 @@ class SoftOverlong(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cache > self.max_completion_length:
-            most = self.max_completion_length
-            raise ConfigurationError(
-                f"soft_overlong: cache must be from 0 to max_completion_length ({most}), got {self.cache}"
-            )
+            raise ConfigurationError(f"soft_overlong: cache must be at most max_completion_length, got {self.cache}.")
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
@@ -98,10 +95,7 @@ class LengthTarget(Checked):
             return None
         whole = isinstance(entry, int) or (isinstance(entry, float) and entry.is_integer())
         if isinstance(entry, bool) or not whole or entry < 0:  # type: ignore[operator]
-            raise RewardError(
-                f"length_target: the target in {self.column!r} at row {row} must be a whole number of tokens, got "
-                f"{shown(entry)}."
-            )
+            raise RewardError(f"length_target: {self.column!r} at row {row} is no number of tokens: {shown(entry)}.")
         return int(entry)  # type: ignore[call-overload, no-any-return]
 
     def _score(self, target: int | None, length: int) -> float | None:
@@ -113,7 +107,6 @@ class LengthTarget(Checked):
 
 
 def _lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
-    """The completions' numbers of tokens."""
     count = len(columns.get("completions", completion_ids or ()))
     ids = checked_column(reward, "completion_ids", {**columns, "completion_ids": completion_ids}, count)
     return [len(tokens) for tokens in ids]

@@ -32,12 +32,10 @@ class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is LaTeX or a number, and
-    all of it is read (`_math.references`); the completion's answer must be LaTeX, in `\boxed{}` or in an environment
-    after the word "answer". But math-verify's timeouts are signals: they only work in the main thread, don't bound
-    memory, and cannot interrupt one long operation, so `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training.
-    Here it runs in worker processes, and most answers never get that far: pairs of plain numbers whose verdict can be
-    proved (`_math.plain_answers`), equal texts, and what asks for too much work (`_math.work`). Each answer is judged
-    once.
+    all of it is read; the completion's answer must be LaTeX, in `\boxed{}` or an environment after the word "answer".
+    Math-Verify's timeouts are signals, so `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training. Here it runs in
+    worker processes, and most answers never get that far: pairs of plain numbers, equal texts, and what asks for too
+    much work. Each answer is judged once.
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,
@@ -71,7 +69,7 @@ class MathAccuracy(Judged):
     - A reference is read as a whole, and unparseable if that cannot be. Math-Verify takes the last number of what it
       cannot parse: 0 for `3x-y+13=0`. What its grammar does not know is right as the same text, and unparseable
       otherwise.
-    - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
+    - Notation that it misreads is rewritten: `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
       `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
       `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
@@ -136,7 +134,7 @@ class MathAccuracy(Judged):
         return [read.get(reference, ("", str(reference))) for reference in references]
 
     def start_workers(self) -> None:
-        """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
+        """Start the worker processes' imports in the background; else the first call does."""
         self._verifier.pool.start()
 
     def close(self) -> None:

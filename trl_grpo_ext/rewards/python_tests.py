@@ -34,14 +34,14 @@ class PythonTests(Judged):
     column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with the row's
-      value in the column `entry_point`;
+    - one source text (HumanEval, `test_*` functions, unittest): one test, for which `check(candidate)` is called with
+      the row's value in the column `entry_point`;
     - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
 
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
-    in order and in one namespace; it asks the first for calls and attributes and gets values as data. What the code may
-    do, and the outcome of each, is in docs/rewards.md ("Code and its tests").
+    in order and in one namespace, and gets values as data. What the code may do is in docs/rewards.md ("Code and its
+    tests").
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
@@ -136,7 +136,6 @@ class PythonTests(Judged):
         return replace(judgement, score=Parts(parts, judgement.score or 0.0))
 
     def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
-        """The outcome, and the numbers of the tests that pass."""
         if isinstance(plan, list):
             return self._try_examples(code, plan, stop)
         plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}
@@ -293,7 +292,6 @@ def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
     if missing:
         raise ConfigurationError(
             f"{name}: this machine cannot hold the layers {', '.join(missing)} (it holds: "
-            f"{', '.join(holds) or 'none'}): they need Landlock (Linux 5.13) and seccomp on x86-64 or ARM. On a machine"
-            f" with nothing to lose, `require: {[layer for layer in require if layer in holds]}` does without them."
+            f"{', '.join(holds) or 'none'}). They need Landlock (Linux 5.13) and seccomp; `require` may leave them out."
         )
     return tuple(layer for layer in LAYERS if layer in require)

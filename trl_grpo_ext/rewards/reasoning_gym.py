@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigurationError, RewardError
+from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Consequence, Judgement, Outcome
 from ..guard.parameters import choice, column, optional_module, seconds, whole
@@ -27,7 +27,6 @@ from ._sandbox.layers import isolate
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MEMORY_MB = 2048
-_DATASETS = 64  # tasks with their settings that a worker keeps
 # In an expression: no attribute, string, subscript or lambda, and of Python's functions only those that compute.
 _NO_EXPRESSION = re.compile(r"\.\s*[^\W\d]|__|[\"'\[\]{}:;=\\@`]|\blambda\b")
 _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"}
@@ -38,10 +37,9 @@ _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
-    A row names its problem by the columns `task`, `seed` and `index`, from which the worker makes it again with its
-    verifier; `reasoning_gym_rows` makes such rows. The optional column `config` has the task's settings, as a mapping
-    or as JSON. With the optional column `answer`, a problem that comes out with another answer is an unparseable
-    reference: `polynomial_multiplication` depends on the order of a set, so set PYTHONHASHSEED=0.
+    The columns are `task`, its name, `entry`, the problem as JSON, and optionally `config`, the task's settings as
+    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, or whose own answer does not get 1.0, is an
+    unparseable reference; those of `arc_agi` and `rearc` cannot be read from JSON.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
     has given up its rights to files, network and processes before the first answer. Scores are the verifier's own,
@@ -59,10 +57,14 @@ class ReasoningGym(Judged):
 
     __name__ = "reasoning_gym"
     can = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, *IN_A_WORKER)
+    reads = "the problem"
     declares = RewardDeclaration(
         conformance={
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
-            "columns": {"task": ["basic_arithmetic"] * 4, "seed": [1] * 4, "index": [0, 1, 2, 3]},
+            "columns": {
+                "task": ["basic_arithmetic"],
+                "entry": ['{"question": "3 + 4 =", "answer": "7", "metadata": {}}'],
+            },
         }
     )
 
@@ -80,91 +82,75 @@ class ReasoningGym(Judged):
         return {Outcome.ERROR: None}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; "none" where `task`, `seed` or `index` is None, so data sets can be mixed.
-
-        A `RewardError` says that a column is missing, or that a row names no problem.
-        """
+        """The outcomes of `B` completions; "none" where `task` is None, so that data sets can be mixed."""
         count = len(completions)
-        tasks, seeds, indices = (column("reasoning_gym", name, columns, count) for name in ("task", "seed", "index"))
-        configs, references = (
-            column("reasoning_gym", name, columns, count) if name in columns else [None] * count
-            for name in ("config", "answer")
-        )
+        tasks = column("reasoning_gym", "task", columns, count)
+        entries = column("reasoning_gym", "entry", columns, count)
+        configs = column("reasoning_gym", "config", columns, count) if "config" in columns else [None] * count
         found: dict[int, Judgement] = {}
         jobs: dict[int, list[Any]] = {}
         for row, completion in enumerate(completions):
-            answer = self._answer(completion_text(completion))
-            if None in (tasks[row], seeds[row], indices[row]):  # of another data set in a mixture
+            text = completion_text(completion)
+            answer = text if self.extract == "whole" else next(reversed(_TAG.findall(text)), "")
+            if tasks[row] is None:
                 found[row] = Judgement(Outcome.NONE)
-            elif answer is None:
+            elif not answer.strip():
                 found[row] = Judgement(Outcome.NO_ANSWER)
             elif len(answer) > self.max_characters:
                 found[row] = Judgement(Outcome.REFUSED, f"an answer of {too_long(len(answer), self.max_characters)}")
             else:
-                problem = _problem(row, tasks[row], seeds[row], indices[row], configs[row])
-                jobs[row] = [problem, references[row], answer]
+                jobs[row] = [str(tasks[row]), configs[row] or "{}", entries[row], answer.strip()]
         for row, done in zip(jobs, self._pool.run([*jobs.values()], allowance=self.timeout), strict=True):
-            if isinstance(done.value, str):
-                raise RewardError(f"reasoning_gym: row {row} names no problem: {done.value}")
             if done.status != "done":
                 found[row] = Judgement(Outcome(done.status), done.detail)
-            elif done.value is None:
-                found[row] = Judgement(Outcome.UNPARSEABLE, "the problem that is made again has another answer")
+            elif isinstance(done.value, str):
+                found[row] = Judgement(Outcome.UNPARSEABLE, done.value)
             else:
                 found[row] = Judgement(Outcome.SCORED, score=done.value)
         return [found[row] for row in range(count)]
 
-    def _answer(self, text: str) -> str | None:
-        if self.extract == "whole":
-            return text.strip() or None
-        matches = _TAG.findall(text)
-        return matches[-1].strip() if matches else None
-
 
 def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[dict[str, Any]]:
-    """Rows of a data set for this reward: `prompt` (the question), `task`, `seed`, `index`, `config` and `answer`.
+    """Rows of a data set for this reward: `prompt` (the question), `task`, `config`, `entry` and `answer`.
 
     Raises:
         ConfigurationError: There is no such task, or it does not take this configuration.
     """
-    settings = json.dumps({"size": max(size, 1), **config})  # no task takes 0
-    dataset = _dataset(task, seed, settings)
+    settings = json.dumps(config)
+    dataset = _dataset(task, settings, seed=seed, size=max(size, 1))  # no task takes 0
     if isinstance(dataset, str):
         raise ConfigurationError(f"reasoning_gym: {dataset}")
-    items = ((index, dataset[index]) for index in range(size))
-    named = {"task": task, "seed": seed, "config": settings}
-    return [{"prompt": m["question"], **named, "index": index, "answer": str(m["answer"])} for index, m in items]
+    rows = []
+    for index in range(size):
+        item = dataset[index]
+        named = {"task": task, "config": settings, "entry": json.dumps(item)}
+        rows.append({"prompt": item["question"], **named, "answer": str(item["answer"])})
+    return rows
 
 
-def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[Any]:
-    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in (seed, index))
-    try:
-        settings = json.dumps(json.loads(config) if isinstance(config, str) else dict(config or {}))
-    except (TypeError, ValueError) as error:
-        raise RewardError(
-            f"reasoning_gym: config at row {row} must be a mapping or JSON, got {config!r:.200}."
-        ) from error
-    if not isinstance(task, str) or not whole:
-        raise RewardError(
-            f"reasoning_gym: row {row} names no problem: task {task!r:.80}, seed {seed!r:.80}, index {index!r:.80}."
-        )
-    return [task, seed, index, settings]
-
-
-def score(job: Sequence[Any]) -> float | str | None:
-    """The verifier's score, None where the row's problem is another one, or why there is no such problem."""
-    (task, seed, index, config), reference, answer = job
+def score(job: Sequence[Any]) -> float | str:
+    """The verifier's score, or why the problem cannot be read. Runs in a worker."""
+    task, config, text, answer = job
     _give_up_rights()  # at the first job of this worker
-    dataset = _dataset(task, seed, config)
-    if isinstance(dataset, str):
-        return dataset
-    if index >= len(dataset):
-        return f"index {index} of a data set of the size {len(dataset)}; the column `config` may have another `size`"
-    entry = dataset[index]
-    if reference is not None and str(entry["answer"]) != str(reference):
-        return None
+    dataset = _dataset(task, config)
+    return dataset if isinstance(dataset, str) else _problem(task, config, text) or _verified(dataset, text, answer)
+
+
+def _verified(dataset: Any, text: str, answer: str) -> float:
+    entry = json.loads(text)
     with _only_expressions(str(entry)):
         return float(dataset.score_answer(answer, entry))
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem(task: str, config: str, text: str) -> str:
+    """Why a problem cannot be read; empty if it can."""
+    try:
+        own = json.loads(text)["answer"]
+        right = own is None or _verified(_dataset(task, config), text, str(own)) == 1
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        return f"the problem {text!r:.80} cannot be read: {error!r:.200}"
+    return "" if right else f"the answer that comes with the problem {text!r:.80} does not get 1.0"
 
 
 @functools.cache
@@ -174,12 +160,12 @@ def _give_up_rights() -> None:
     isolate([], _MEMORY_MB, 10**6, os.getppid(), libraries)
 
 
-@functools.lru_cache(maxsize=_DATASETS)
-def _dataset(task: str, seed: int, config: str) -> Any:
+@functools.lru_cache(maxsize=64)
+def _dataset(task: str, config: str, **drawn: int) -> Any:
     """The task's data set, or why there is none."""
     gym = importlib.import_module("reasoning_gym")
     try:
-        return gym.create_dataset(task, seed=seed, **json.loads(config))
+        return gym.create_dataset(task, **json.loads(config), **drawn)
     except (TypeError, ValueError, AssertionError) as error:
         return f"the task {task!r} with config {config} cannot be made: {error}"
 

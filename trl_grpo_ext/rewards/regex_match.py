@@ -67,9 +67,7 @@ class RegexMatch(Judged):
         try:
             self.parts = list(re.compile(self.pattern, bits).groupindex) or ["match"]
         except (re.error, ValueError, OverflowError, RecursionError) as error:
-            raise ConfigurationError(
-                f"regex_match: pattern must be a regular expression, got {self.pattern!r}: {error}."
-            ) from error
+            raise ConfigurationError(f"regex_match: pattern {self.pattern!r}: {error}.") from error
         if self.full and self.count > 1:
             raise ConfigurationError(f"regex_match: count must be 1 with full, got {self.count!r}.")
         task = functools.partial(find_matches, self.pattern, bits, self.full, self.count)

@@ -64,14 +64,13 @@ class ToolUse(Checked):
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
     ) -> list[Parts]:
         """`B` scores; logs `tool_use/` `calls`, `returned`, `failed` and `unanswered`, each per completion."""
-        counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
+        counts = [[self._counts(exchange) for exchange in exchanges_of(completion)] for completion in completions]
         if log_metric is not None and completions:
             for place, what in enumerate(("calls", "returned", "failed", "unanswered")):
                 log_metric(f"tool_use/{what}", sum(turn[place] for row in counts for turn in row) / len(completions))
         return [self._scored(row) for row in counts]
 
     def _counts(self, exchange: Exchange) -> tuple[int, int, int, int]:
-        """A turn's numbers of calls made, returned, failed and unanswered."""
         message, answers = exchange
         calls = len(tool_calls(message))
         if not calls:
@@ -94,7 +93,7 @@ class ToolUse(Checked):
         return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in enumerate(values)}, sum(values))
 
 
-def _turns_of(completion: Any) -> list[Exchange]:
+def exchanges_of(completion: Any) -> list[Exchange]:
     """The turns of a completion in any form; what is neither text nor messages has none."""
     if isinstance(completion, str):
         return [({"role": "assistant", "content": completion}, [])]

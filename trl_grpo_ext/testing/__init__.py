@@ -5,38 +5,37 @@
     def test_it_conforms() -> None:
         assert_conforms("reward", "polite", columns={"answer": "yes"})
 
-The same checks run as `trl-grpo-ext check NAME`. What is in here is loaded on first use, so that a reward without torch
-is checked without it.
+The same checks run as `trl-grpo-ext check NAME`. A reward without torch is checked without it.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .kit import assert_conforms, check
+from .reports import ConformanceError, Report, Violation
+from .rules import RULES, Rule
+
 if TYPE_CHECKING:
-    from .builders import make_forward as make_forward
-    from .builders import make_rollout as make_rollout
-    from .builders import make_terms as make_terms
-    from .kit import assert_conforms as assert_conforms
-    from .kit import check as check
-    from .reports import ConformanceError as ConformanceError
-    from .reports import Report as Report
-    from .reports import Violation as Violation
-    from .rules import RULES as RULES
-    from .rules import Rule as Rule
+    from .builders import make_forward, make_rollout, make_terms
 
-_HOME_OF = {
-    **dict.fromkeys(("make_forward", "make_rollout", "make_terms"), "builders"),
-    **dict.fromkeys(("assert_conforms", "check"), "kit"),
-    **dict.fromkeys(("ConformanceError", "Report", "Violation"), "reports"),
-    **dict.fromkeys(("RULES", "Rule"), "rules"),
-}
-
-__all__ = sorted(_HOME_OF)
+__all__ = [
+    "RULES",
+    "ConformanceError",
+    "Report",
+    "Rule",
+    "Violation",
+    "assert_conforms",
+    "check",
+    "make_forward",
+    "make_rollout",
+    "make_terms",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    from . import builders  # which needs torch
+
+    return getattr(builders, name)

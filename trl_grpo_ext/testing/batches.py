@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals, Turn
-from .builders import character_offsets, padded, turns_between
+from .builders import character_offsets, make_forward, padded, turns_between
 
 PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
 REWARD_NAMES = ("right", "form")
@@ -58,6 +58,7 @@ class Setting:
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tokenizer: Any = None
     teachers: tuple[str, ...] = ()
+    needs: Sequence[str] = NEEDS
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,13 @@ class SmallBatch:
         self,
         width: int | None = None,
         *,
-        needs: Sequence[str] = NEEDS,
         dtype: torch.dtype = torch.float64,
         logps_dtype: torch.dtype | None = None,
         padding: float = 0.0,
-        aggregation: bool = False,
+        with_advantages: bool = False,
         **overrides: Any,
     ) -> Rollout:
-        """The context of `on_rollout`, or with `aggregation` that of `weights`, which has the advantages.
+        """The context of `on_rollout`, or that of a method that sees the advantages.
 
         Log-probabilities and entropies have `logps_dtype`, all other numbers `dtype`. `padding` stands in
         log-probabilities where no token is, with other token ids.
@@ -155,18 +155,18 @@ class SmallBatch:
         width = width or self.width
         rows = self.rows
         setting = self.setting
+        needs = setting.needs
         rewards_B, groups_B, means_B = self.rewards(dtype)
         texts = ["".join(self.pieces(row)) for row in rows]
         prompts = setting.prompts or ("What is 2 + 2?",)
         table = functools.partial(self.table, width=width, padding=padding, dtype=logps_dtype or dtype)
-        columns = {name: [each[row.group % len(each)] for row in rows] for name, each in setting.columns.items()}
         mask_B_T = self.mask(width, dtype)
         completion_mask_B_T = padded([[1.0] * len(row.live) for row in rows], width, 0.0, dtype)
         by_tools = any(0 in row.live and any(row.live) for row in rows)
         settings: dict[str, Any] = {
             "prompts": [prompts[row.group % len(prompts)] for row in rows],
             "completions": texts,
-            "columns": columns,
+            "columns": {name: [each[row.group % len(each)] for row in rows] for name, each in setting.columns.items()},
             "texts": texts,
             "prompt_ids_B_P": torch.ones(len(rows), 2, dtype=torch.long),
             "prompt_mask_B_P": torch.ones(len(rows), 2, dtype=dtype),
@@ -188,7 +188,7 @@ class SmallBatch:
             "old_entropies_B_T": table("old_entropies", 0.01, 3.0) if "old_entropies" in needs else None,
             "ref_logps_B_T": table("ref", *_LOGPS) if "ref_logps" in needs else None,
             "teacher_logps_B_T": {name: table(f"teacher {name}", *_LOGPS) for name in setting.teachers},
-            "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
+            "advantages_B_T": self.incoming(width, dtype) if with_advantages else None,
             "step": 3,
             "tokenizer": setting.tokenizer,
         }
@@ -208,7 +208,6 @@ class SmallBatch:
         dtype: torch.dtype = torch.float64,
         logps_dtype: torch.dtype | None = None,
         padding: float = 0.0,
-        ref: bool = True,
         **overrides: Any,
     ) -> Forward:
         """The context of `on_forward`, with all rows in one micro-batch. The policy has moved since it generated."""
@@ -216,18 +215,17 @@ class SmallBatch:
         old_B_T = table("old", *_LOGPS)
         rewards_B, groups_B, means_B = self.rewards(dtype)
         settings: dict[str, Any] = {
-            "logps_B_T": old_B_T + table("moved", -0.1, 0.1),
-            "entropies_B_T": table("entropies", 0.0, 3.0),
             "old_logps_B_T": old_B_T,
-            "mask_B_T": self.mask(width, dtype),
-            "ref_logps_B_T": table("ref", *_LOGPS) if ref else None,
+            "ref_logps_B_T": table("ref", *_LOGPS) if "ref_logps" in self.setting.needs else None,
             "completion_ids_B_T": self._ids(width or self.width, padding),
             "rewards_B": rewards_B,
             "group_baselines_B": means_B,
             "zero_variance_B": group_is_equal(rewards_B, groups_B),
             "step": 3,
         }
-        return Forward(**{**settings, **overrides})
+        logps_B_T = old_B_T + table("moved", -0.1, 0.1)
+        entropies_B_T = table("entropies", 0.0, 3.0)
+        return make_forward(logps_B_T, entropies_B_T, self.mask(width, dtype), **{**settings, **overrides})
 
     def _ids(self, width: int, padding: float) -> torch.Tensor:
         ids = [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows]
@@ -267,21 +265,20 @@ def _parts_of_turns(row: Row) -> Parts | None:
     return Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, row.rewards[1])
 
 
-def _batch(setting: Setting, groups: int, lives: Sequence[Sequence[int]], rewards: Sequence[float]) -> SmallBatch:
+def _batch(
+    setting: Setting,
+    groups: int,
+    lives: Sequence[Sequence[int]],
+    rewards: Sequence[float],
+    form: Sequence[float] = (),
+) -> SmallBatch:
+    """Rows in groups of one size, with what the first function gives each, and the second."""
     size = len(lives) // groups
-    rows = [
-        Row(number, number // size, tuple(live), (reward, round(0.1 * (number % 3), 1)))
-        for number, (live, reward) in enumerate(zip(lives, rewards, strict=True))
-    ]
+    rows = []
+    for number, (live, reward) in enumerate(zip(lives, rewards, strict=True)):
+        second = form[number] if form else round(0.1 * (number % 3), 1)
+        rows.append(Row(number, number // size, tuple(live), (reward, second)))
     return SmallBatch(tuple(rows), setting)
-
-
-def _rewarded(batch: SmallBatch, places: Collection[int], first: float | None, second: float) -> SmallBatch:
-    """The same with these rewards in some rows; None keeps the first function's."""
-    rows = list(batch.rows)
-    for place in places:
-        rows[place] = replace(rows[place], rewards=(rows[place].rewards[0] if first is None else first, second))
-    return replace(batch, rows=tuple(rows))
 
 
 def ordinary_batches(setting: Setting) -> list[SmallBatch]:
@@ -299,11 +296,18 @@ def ordinary_batches(setting: Setting) -> list[SmallBatch]:
 _LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
 
 
+ALSO_ORDINARY = (
+    "a group whose rewards are all equal",
+    "a completion without a reward",
+    "an empty completion",
+    "a completion that is all masked",
+)
+"""Odd batches that are tried with the ordinary ones, since some plugins only act on them."""
+
+
 def odd_batches(setting: Setting) -> dict[str, SmallBatch]:
     """Batches that provoke divisions by zero, by what is odd about them."""
     nan = math.nan
-    equal = _batch(setting, 2, _LIVES, [1.0, 1.0, 0.0, 1.0])
-    unscored = _batch(setting, 2, _LIVES, [1.0, 0.0, 0.5, 1.0])
     lives: dict[str, list[tuple[int, ...]]] = {
         "one-token completions": [(1,)] * 4,
         "an empty completion": [(1, 1), (), (1,), (1, 1, 1)],
@@ -311,10 +315,10 @@ def odd_batches(setting: Setting) -> dict[str, SmallBatch]:
         "a group without a live token": [(0, 0), (), (1,), (1, 1)],
     }
     return {
-        "a group whose rewards are all equal": _rewarded(equal, (0, 1), 1.0, 0.0),
-        "rewards that are all zero": _rewarded(equal, range(4), 0.0, 0.0),
-        "a completion without a reward": _rewarded(unscored, (3,), nan, nan),
-        "completions without a reward": _rewarded(unscored, range(4), nan, nan),
+        "a group whose rewards are all equal": _batch(setting, 2, _LIVES, [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.2, 0.0]),
+        "rewards that are all zero": _batch(setting, 2, _LIVES, [0.0] * 4, [0.0] * 4),
+        "a completion without a reward": _batch(setting, 2, _LIVES, [1.0, 0.0, 0.5, nan], [0.0, 0.1, 0.2, nan]),
+        "completions without a reward": _batch(setting, 2, _LIVES, [nan] * 4, [nan] * 4),
         "one group": _batch(setting, 1, _LIVES, [1.0, 0.0, 0.5, 0.0]),
         "one group of two": _batch(setting, 1, _LIVES[:2], [1.0, 0.0]),  # the smallest that TRL trains on
         **{what: _batch(setting, 2, live, [1.0, 0.0, 0.5, 0.0]) for what, live in lives.items()},
@@ -323,29 +327,19 @@ def odd_batches(setting: Setting) -> dict[str, SmallBatch]:
     }
 
 
-def odd_beside_ordinary(setting: Setting) -> list[SmallBatch]:
-    """Odd batches that are tried with the ordinary ones, since some plugins only act on them."""
-    odd = odd_batches(setting)
-    names = ("a group whose rewards are all equal", "a completion without a reward")
-    return [odd[name] for name in (*names, "an empty completion", "a completion that is all masked")]
-
-
 def equal_rewards(setting: Setting) -> list[SmallBatch]:
     """Batches with equal rewards in a group, at a number without an exact float, so that sums are rounded."""
     lives = [(1,) * length for length in (3, 1, 2, 4, 1, 2, 3, 5, 2, 1, 3, 1, 2, 1)]
-    batches = [_batch(setting, 2, lives, [0.3] * 7 + [0.7] * 7), _batch(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3)]
-    return [_rewarded(batch, range(len(batch.rows)), None, 0.1) for batch in batches]
+    return [
+        _batch(setting, 2, lives, [0.3] * 7 + [0.7] * 7, [0.1] * 14),
+        _batch(setting, 2, lives[:6], [100.1] * 3 + [0.1] * 3, [0.1] * 6),
+    ]
 
 
 def long_batches(setting: Setting) -> dict[str, SmallBatch]:
     """Batches of long and short completions."""
-    counts = {length: (length, length // 2, length - 3, 1) for length in (64, 512, 4096)}
+    rewards = [1.0, 0.0, 0.5, 0.25]
     return {
-        f"completions of up to {length} tokens": _batch(setting, 2, [(1,) * n for n in each], [1.0, 0.0, 0.5, 0.25])
-        for length, each in counts.items()
+        f"completions of up to {n} tokens": _batch(setting, 2, [(1,) * k for k in (n, n // 2, n - 3, 1)], rewards)
+        for n in (64, 512, 4096)
     }
-
-
-def negative_batch(setting: Setting) -> SmallBatch:
-    """A batch with negative rewards."""
-    return _batch(setting, 2, [(1, 1), (1,), (1, 1, 1), (1,)], [-1.0, -2.0, 0.5, -0.5])

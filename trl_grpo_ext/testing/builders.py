@@ -23,8 +23,6 @@ from ..types import Forward, LossTerms, Rollout, ToolCall, Totals, Turn
 class UnequalGathers(PluginOutputError):  # noqa: N818
     """One rank called `gather` more often than another; a run would hang."""
 
-    breaks = "gathers"
-
 
 def mask_of(lengths: Sequence[int], width: int | None = None) -> torch.Tensor:
     """The loss mask `(B, T)` of completions of these lengths; `T` is the longest, or `width`."""
@@ -46,9 +44,8 @@ def make_rollout(
         rollout = make_rollout([3, 1], rewards=[1.0, 0.0])
         new_B_T = MyHook().on_rollout(rollout.mask_B_T * torch.tensor([[0.5], [-0.5]]), rollout)
 
-    By default each token wrote one character, `c`, and has the id 1. If `tool_mask_B_T` cuts tokens into turns, each
-    turn but the last calls a tool, and the tokens between turns are its answer. There are no log-probabilities. All
-    tensors are float64, so that sums by hand agree to the last digits.
+    By default each token wrote one character, `c`, and has the id 1. There are no log-probabilities. All tensors are
+    float64. If `tool_mask_B_T` cuts tokens into turns, each but the last calls a tool, and the tokens between answer.
 
     Args:
         lengths: Live tokens of each of the `B` completions.
@@ -101,22 +98,14 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
     turns = []
     for number, (first, end) in enumerate(runs):
         after = runs[number + 1][0] if number + 1 < len(runs) else len(by_model)
-        text = "".join(pieces[first:end])
         result = "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
-        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
+        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result)
+        calls = [call] if number + 1 < len(runs) else []
+        text = "".join(pieces[first:end])
         characters = (offsets[first][0], offsets[end - 1][1])
-        turns.append(
-            Turn(
-                number=number,
-                tokens=(first, end),
-                text=text,
-                characters=characters,
-                content=characters,
-                calls=[call] if number + 1 < len(runs) else [],
-                observation=result,
-            )
-        )
+        turn = Turn(number=number, tokens=(first, end), text=text, characters=characters, observation=result)
+        turns.append(replace(turn, content=characters, calls=calls))
     return turns
 
 
@@ -181,8 +170,6 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
     """Split a generation batch over several ranks with `sizes` rows each, for `Ranks`."""
     parts = []
     first = 0
-    if sum(sizes) != len(rollout.mask_B_T):
-        raise ValueError(f"The sizes {list(sizes)} must add up to the {len(rollout.mask_B_T)} rows of the batch.")
     for size in sizes:
         rows = slice(first, first + size)
         of_rows: dict[str, Any] = {}
@@ -254,7 +241,5 @@ class Ranks:
                 f"the ranks gathered {self.gathers} times: every rank must call gather equally often, and never under "
                 "a condition on its own rows."
             )
-        if any(part.dim() == 0 for part in parts):
-            raise PluginOutputError("gather takes tensors of (B,) or (B, T), and was given a scalar.")
         width = max(part.size(-1) for part in parts)
         return torch.cat([pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in parts])

@@ -27,9 +27,7 @@ from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
 TIMEOUT = 60.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
-OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "rules", "timeout")
-OF_REWARDS = ("required", "unreadable", "formats", "per_completion")
-FORMATS = ("text", "messages")
+OPTIONS = ("parameters", "columns", "completions", "prompts", "rules", "timeout", "unreadable", "tokenizer")
 
 
 def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
@@ -38,30 +36,30 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     Args:
         kind: One of `KINDS`.
         plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
-        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/writing_plugins.md
-            explains each. None is as good as leaving one out: the plugin's declaration counts, then the default.
+        **options: `OPTIONS`, which docs/writing_plugins.md explains; None leaves it to the plugin's declaration.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.
-        PluginError: The plugin cannot be loaded.
+        PluginError: The plugin cannot be loaded, or is not of the form of its kind.
     """
     check_kind(kind)
     given = {key: value for key, value in options.items() if value is not None}
-    _check_keys(kind, given, f"check({kind!r}, ...)", ("tokenizer",))
+    _check_keys(given, "check")
     rules = rules_of(kind, given.get("rules"))
-    timeout = checked_number("timeout", given.get("timeout", TIMEOUT), "a positive number of seconds", lambda x: x > 0)
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         checks = _checks(kind, plugin_or_selection, given)
-        found = _findings(rules, checks, checks.timeout or timeout)
-        broken = [(rule, one) for rule, one in found.items() if isinstance(one, Broken)]
-        no_effect = "" if broken else checks.no_effect()
+        found = _findings(rules, checks)
+        broken = {rule: one for rule, one in found.items() if isinstance(one, Broken)}
+        no_effect = ""
+        with contextlib.suppress(Exception):  # of the plugin's, where the rules that report it were left out
+            no_effect = "" if broken else checks.no_effect()
     return Report(
         subject=checks.name,
         kind=kind,
         passed=tuple(rule for rule, one in found.items() if one is None),
-        violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken),
+        violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken.items()),
         skipped=tuple((rule, str(one)) for rule, one in found.items() if isinstance(one, NotChecked)),
         no_effect=no_effect,
         printed=tuple(printed.getvalue().splitlines()),
@@ -81,19 +79,18 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
         raise ConformanceError(str(report))
 
 
-def _findings(rules: Sequence[Rule], checks: Checks, timeout: float) -> dict[Rule, Finding]:
-    """What comes of each rule; those that rest on a broken one are not checked."""
+def _findings(rules: Sequence[Rule], checks: Checks) -> dict[Rule, Finding]:
+    """What comes of each rule; those after a gate that is broken are not checked."""
     found: dict[Rule, Finding] = {}
-    root_of: dict[str, str] = {}  # of each rule that is broken, or not checked for that: the broken one
+    shut = ""
     for rule in rules:
-        root = next((root_of[short] for short in (*GATES, *rule.rests_on) if short in root_of), None)
-        if root is None:
-            with _time_limit(timeout, checks):
-                found[rule] = checks.check(rule)
-        else:
-            found[rule] = NotChecked(f"{root} is broken")
-        if root is not None or isinstance(found[rule], Broken):
-            root_of[rule.short] = root or rule.name
+        if shut:
+            found[rule] = NotChecked(f"{shut} is broken")
+            continue
+        with _time_limit(checks.timeout, checks):
+            found[rule] = checks.check(rule)
+        if isinstance(found[rule], Broken) and rule.short in GATES:
+            shut = rule.name
     return found
 
 
@@ -119,40 +116,33 @@ def _time_limit(seconds: float, checks: Checks) -> Iterator[None]:
 def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Checks:
     """The checks of a plugin. The modules of its kind are imported here, since most import torch."""
     plugin, name, options = _subject(kind, plugin_or_selection, given)
-    texts = as_texts("completions", options.get("completions"))
-    prompts = as_texts("prompts", options.get("prompts"))
+    texts, prompts = (as_texts(what, options.get(what)) for what in ("completions", "prompts"))
     columns = as_columns(options.get("columns"))
     checks: Checks
     if kind == "reward":
         from .reward_calls import ordinary_call
         from .rewards import RewardChecks
 
-        formats = options.get("formats", FORMATS)
-        forms = (formats,) if isinstance(formats, str) else tuple(formats)
-        if not forms or not set(forms) <= {*FORMATS}:
-            raise ConfigurationError(f"{name}: formats must be some of {', '.join(FORMATS)}, got {formats!r}.")
-        checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options)
+        checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns), options)
     elif kind == "prompt_sampler":
         from .samplers import SamplerChecks
 
         checks = SamplerChecks(plugin, columns)
     else:
-        from .aggregations import AggregationChecks
+        from . import tensor_checks
         from .batches import Setting
-        from .filters import FilterChecks
-        from .hooks import HookChecks
-        from .token_losses import TokenLossChecks
 
         of_kind: dict[Kind, Callable[..., Checks]] = {
-            "advantage_hook": HookChecks,
-            "loss_aggregation": AggregationChecks,
-            "group_filter": FilterChecks,
-            "token_loss": TokenLossChecks,
+            "advantage_hook": tensor_checks.HookChecks,
+            "loss_aggregation": tensor_checks.AggregationChecks,
+            "group_filter": tensor_checks.FilterChecks,
+            "token_loss": tensor_checks.TokenLossChecks,
         }
         checks = of_kind[kind](plugin, Setting(texts, prompts, columns, options.get("tokenizer")))
     checks.name = name
-    checks.timeout = options.get("timeout")
-    checks.deterministic = bool(options.get("deterministic", True))
+    timeout = options.get("timeout", TIMEOUT)
+    checks.timeout = checked_number("timeout", timeout, "a positive number of seconds", lambda x: x > 0)
+    checks.deterministic = FACTS[kind].declaration.of(plugin).deterministic
     return checks
 
 
@@ -161,50 +151,42 @@ def _subject(kind: Kind, asked: Any, given: Mapping[str, Any]) -> tuple[Any, str
 
     A selection without parameters gets those that the plugin declares for its checks.
     """
+    options: Mapping[str, Any] = {}
     if isinstance(asked, str | Mapping | Selection):
-        selection = parse_selection(kind, asked)
-        name = selection.name
-        options = {**_declared(kind, import_plugin(find(kind, selection)), name), **given}
-        if not selection.parameters:
-            selection = replace(selection, parameters=dict(options.get("parameters", {})))
-        plugin = resolve(kind, selection).object
-        return plugin, name, {**options, **_declared(kind, plugin, name), **given}
-    plugin = resolve(kind, asked).object if isinstance(asked, type) else asked
-    name = reward_name(plugin)
-    return plugin, name, {**_declared(kind, plugin, name), **given}
+        asked = parse_selection(kind, asked)
+        options = _declared(kind, import_plugin(find(kind, asked)), asked.name)
+        if not asked.parameters:
+            asked = replace(asked, parameters=dict({**options, **given}.get("parameters", {})))
+    plugin = resolve(kind, asked).object
+    name = asked.name if isinstance(asked, Selection) else reward_name(plugin)
+    return plugin, name, {**options, **_declared(kind, plugin, name), **given}
 
 
-def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
+def _declared(kind: Kind, exported: Any, name: str) -> Mapping[str, Any]:
     """The options that a plugin, or its class, declares."""
-    declared = FACTS[kind].declaration.of(exported)
-    _check_keys(kind, declared.conformance, f"{name}, conformance")
-    switches = ("deterministic", "per_completion")
-    return {**{key: value for key, value in declared.shown().items() if key in switches}, **declared.conformance}
+    declared = FACTS[kind].declaration.of(exported).conformance
+    _check_keys(declared, f"{name}, conformance")
+    return declared
 
 
-def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> None:
-    known = [*OPTIONS, *(OF_REWARDS if kind == "reward" else more)]
+def _check_keys(options: Mapping[str, Any], place: str) -> None:
     for key in options:
-        if key not in known:
-            raise ConfigurationError(f"{place} has no option {key!r}; there are {', '.join(known)}.")
+        if key not in OPTIONS:
+            raise ConfigurationError(f"{place} has no option {key!r}; there are {', '.join(OPTIONS)}.")
 
 
 def as_columns(columns: Any) -> dict[str, list[Any]]:
     """Columns as lists of values: a list is one already, anything else is one value for every row."""
-    if not isinstance(columns, Mapping | None):
+    if not isinstance(columns, Mapping | None) or any(value in ([], ()) for value in (columns or {}).values()):
         raise ConfigurationError(f"columns must map names to values, as in {{answer: [18, 7]}}, got {columns!r:.200}.")
-    lists = {}
-    for name, value in (columns or {}).items():
-        lists[name] = list(value) if isinstance(value, list | tuple) else [value]
-        if not lists[name]:
-            raise ConfigurationError(f"the column {name!r} has no values; give one, or leave it out.")
-    return lists
+    given = columns or {}
+    return {name: list(one) if isinstance(one, list | tuple) else [one] for name, one in given.items()}
 
 
 def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them."""
-    if texts is None or isinstance(texts, str):
-        return None if texts is None else (texts,)
-    if not isinstance(texts, Sequence) or not texts:
+    if isinstance(texts, str):
+        return (texts,)
+    if texts is not None and (not isinstance(texts, Sequence) or not texts):
         raise ConfigurationError(f"{what} must be a list with at least one entry, got {texts!r:.200}.")
-    return tuple(texts)
+    return None if texts is None else tuple(texts)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,6 @@ from ..errors import TRLGRPOExtError
 from ..guard.untrusted import one_line, printable
 from ..plugins.kinds import LABELS, Kind
 from .rules import Rule
-
-_LISTED = 6
-_RAISED = re.compile(r"it raised .*\(\S+, line \d+[^\n]*?\)(?= \(|$)")
-"""An exception with its line: one defect, whatever rules it breaks."""
 
 
 class ConformanceError(AssertionError, TRLGRPOExtError):
@@ -28,11 +23,6 @@ class Violation:
     rule: Rule
     message: str  # what was wrong, with the values
     example: str  # an input on which it breaks the rule, as printable text
-
-    def plain(self) -> dict[str, str]:
-        """Everything, as JSON values."""
-        of_rule = {"rule": self.rule.name, "summary": self.rule.summary, "why": self.rule.why}
-        return {**of_rule, "message": self.message, "example": self.example}
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,16 @@ class Report:
             "kind": self.kind,
             "ok": self.ok,
             "passed": [rule.name for rule in self.passed],
-            "violations": [broken.plain() for broken in self.violations],
+            "violations": [
+                {
+                    "rule": broken.rule.name,
+                    "summary": broken.rule.summary,
+                    "why": broken.rule.why,
+                    "message": broken.message,
+                    "example": broken.example,
+                }
+                for broken in self.violations
+            ],
             "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
             "no_effect": self.no_effect or None,
             "printed": list(self.printed),
@@ -75,14 +74,9 @@ class Report:
         counts = f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
         style = "bold red" if not self.ok else "bold yellow" if self.no_effect else "bold green"
         yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (counts, style)]
-        defects: dict[str, list[Violation]] = {}
-        for violation in self.violations:
-            raised = _RAISED.match(violation.message)
-            defects.setdefault(raised[0] if raised else violation.message, []).append(violation)
-        for broken, *others in defects.values():
+        for broken in self.violations:
             rule = broken.rule
-            also = f", and so {_listed([other.rule.short for other in others])}" if others else ""
-            yield 2, [("broken ", "red"), (rule.name, "bold red"), (also, "")]
+            yield 2, [("broken ", "red"), (rule.name, "bold red")]
             said = {"found": broken.message, "example": broken.example, "rule": rule.summary, "why": rule.why}
             for label, text in said.items():
                 for place, line in enumerate(printable(text).split("\n") if text else ()):
@@ -90,7 +84,7 @@ class Report:
         reasons: dict[str, list[str]] = {}
         for rule, reason in self.skipped:
             reasons.setdefault(reason, []).append(rule.short)
-        not_checked = "; ".join(f"{reason} ({_listed(names)})" for reason, names in reasons.items())
+        not_checked = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in reasons.items())
         for label, text, style in (
             ("not shown to work: ", self.no_effect, "bold yellow"),
             ("not checked: ", not_checked, "yellow"),
@@ -101,8 +95,3 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines())
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -66,11 +66,11 @@ HOSTILE = (
 """What a policy writes sooner or later."""
 
 _TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {}}}
-EMPTY: Sequence[tuple[str, Any]] = (
-    ("the empty string", ""),
-    ("a message with empty text", [{"role": "assistant", "content": ""}]),
-    ("a message that only calls a tool", [{"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}]),
-)
+EMPTY: Mapping[str, Sequence[Any]] = {
+    "the empty string": [""],
+    "a message with empty text": [[{"role": "assistant", "content": ""}]],
+    "a message that only calls a tool": [[{"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}]],
+}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ def ordinary_call(
     completions: Sequence[Any] | None,
     prompts: Sequence[Any] | None,
     columns: Mapping[str, Sequence[Any]],
-    form: Form,
 ) -> RewardCall:
     """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
     reward compares with. Prompts and columns are repeated."""
@@ -157,7 +156,7 @@ def ordinary_call(
             value = str(first.columns[column])
             said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
             items += [replace(first, completion=text) for text in said]
-    return RewardCall(tuple(items[:_MOST_ITEMS]), form)
+    return RewardCall(tuple(items[:_MOST_ITEMS]))
 
 
 def _ids(completion: Any) -> list[int]:

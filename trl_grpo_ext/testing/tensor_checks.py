@@ -1,187 +1,84 @@
-"""What the checks of hooks, aggregations, filters and token losses share; they are tried on small batches.
+"""The rules of hooks, aggregations, filters and token losses, each as a check on small generation batches.
 
-The flow itself (`credit.flow`) checks what a run enforces: its errors name a part of the contract, and that part's rule
-reports them. Other rules skip batches on which the flow refuses the result.
+What the flow itself refuses (`credit.flow`: shapes, signs, NaN, what stands off the mask, changed inputs, unequal
+gathers) is refused here by running it. Results of all kinds are tensors `(B, T)`, which the rules compare.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..errors import PluginOutputError
-from ..types import Rollout
-from .batches import Setting, SmallBatch, long_batches, odd_batches, odd_beside_ordinary, ordinary_batches
+from ..credit import flow, token_losses
+from ..types import (
+    HOOK_METHODS,
+    AggregationDeclaration,
+    FilterDeclaration,
+    Forward,
+    HookDeclaration,
+    LossTerms,
+    Rollout,
+    TokenLossDeclaration,
+    implements,
+    role_of,
+)
+from . import batches
+from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
-from .rules import Broken, Checks, NotChecked, describe_exception, fresh_copy, pickle_round_trip
+from .rules import Broken, Checks, fresh_copy, only_if, through_json
 
-PADDING = 3
-"""Columns of surplus padding to try."""
-
+PADDING = 3  # columns of surplus padding to try
 RELATIVE = 1e-5
 ABSOLUTE = 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
+_NOTHING = 1e-9
+"""Advantages up to this size are, in float64, what rounding leaves of zero."""
+_DEAD = 90  # numbers of the rows that are in no total start here
 
-_ORDER = ("", "gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups", "rows", "silent")
-"""The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
-are kept. The first stands for an exception of the plugin's own."""
-
-Results = list[tuple[str, torch.Tensor]]
-"""What the flow makes of each method's answer, `(B, T)` and zero off the mask, with the method's name."""
+Results = dict[str, torch.Tensor]
+"""What the flow makes of each method's answer, `(B, T)` and zero off the mask, by the method."""
 
 
 class TensorChecks(Checks, ABC):
     """The checks of one plugin on small batches. Each public method checks the rule of its name."""
 
-    prefix: str
-    """The prefix of its rules' names."""
-
-    garbage: tuple[float, ...] = (1e4, float("nan"))
-    """Values to put off the mask."""
-
-    stray = 1e-2
-    """How far sums of thousands of tokens in float32 may be off, relatively."""
+    garbage: tuple[float, ...] = (1e4, float("nan"))  # to put off the mask
+    sees_advantages = True  # in `rollout.advantages_B_T`
+    stray = 1e-2  # how far sums of thousands of tokens in float32 may be off, relatively
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.plugin = plugin
         self.setting = setting
-        self.ordinary = ordinary_batches(setting)
-        self.odd = odd_beside_ordinary(setting)
-        self.varied = [*self.ordinary, *self.odd]
-        self._copyable = fresh_copy(plugin) is not None
+        self.ordinary = batches.ordinary_batches(setting)
+        self.odd = batches.odd_batches(setting)
+        self.varied = [*self.ordinary, *(self.odd[what] for what in batches.ALSO_ORDINARY)]
 
     @abstractmethod
-    def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
-        """The results of a copy of the plugin, or of another one; `how` is for `SmallBatch.rollout`."""
+    def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
+        """A copy's results, for a rank's rollout or that of the whole batch; `how` is for `SmallBatch.rollout`."""
 
-    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
+    def _rollout(self, batch: SmallBatch, **how: Any) -> Rollout:
         """The context of a method that sees the whole generation batch."""
-        return batch.rollout(aggregation=True, **settings)
+        return batch.rollout(with_advantages=self.sees_advantages, **how)
 
-    @abstractmethod
-    def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
-        """The flow's result for that method's answer on one rank, which has some of the rows."""
-
-    def _copy(self, plugin: Any = None) -> Any:
+    def _copy(self) -> Any:
         """A copy with the state of now; the plugin itself if it cannot be copied, and then no results are compared."""
-        plugin = self.plugin if plugin is None else plugin
-        return fresh_copy(plugin) if self._copyable else plugin
-
-    def _reported_by(self, error: BaseException, tried: Any, breaks: str) -> str | None:
-        """A refusal by the flow is for the rule of its part, and the plugin's own exception for all but odd batches."""
-        part = (error.breaks or "") if isinstance(error, PluginOutputError) else ""
-        if part in (breaks, "") and (part or not any(tried is odd for odd in self.odd)):
-            return None
-        kept = not part or (breaks and _ORDER.index(part) > _ORDER.index(breaks))
-        return "" if kept else f"{self.prefix}.{part}"
+        copied = fresh_copy(self.plugin)
+        return self.plugin if copied is None else copied
 
     def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
-        for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
-            width = one_B_T.size(1)
-            compare(one_B_T, other_B_T[:, :width], f"{method}, {what}", at, at.mask(width), exactly=exactly)
-
-    def _comparable_only(self) -> None:
-        """Leave a rule out that compares two results, where they may differ for another reason."""
-        self._deterministic_only()
-        if not self._copyable:  # each trial changes it for the next
-            raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
+        for method, one_B_T in ours.items():
+            tolerances = {"relative": 0.0, "absolute": 0.0} if exactly else {}
+            compare(one_B_T, theirs[method], f"{method}, {what}", at, **tolerances)
 
     def run(self) -> None:
-        self._over(self.ordinary, self._results)
-
-    def shape(self) -> None:
         single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
-        self._over([*self.ordinary, *single], self._results, breaks="shape")
-
-    def inputs(self) -> None:
-        self._over(self.varied, self._results, breaks="inputs")
-
-    def finite(self) -> None:
-        self._over(self.ordinary, self._results, breaks="finite")
-        for what, batch in odd_batches(self.setting).items():
-            self._over([batch], self._results, what, "finite")
-
-    def padding(self) -> None:
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            plain = self._results(batch)
-            for off in (0.0, *self.garbage):
-                what = f"without padding and with {PADDING} columns of it, with {off:g} off the mask"
-                try:
-                    padded = self._results(batch, width=batch.width + PADDING, padding=off)
-                except PluginOutputError as error:
-                    if off == 0.0:
-                        raise
-                    raise Broken(f"{what}: {describe_exception(error)}", batch) from error
-                self._agree(plain, padded, what, batch)
-
-        self._over(self.varied, judge)
-
-    def _permuted(self, order_of: Callable[[SmallBatch], list[int]], what: str) -> None:
-        """The rows in another order."""
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            order = order_of(batch)
-            other = replace(batch, rows=tuple(batch.rows[place] for place in order))
-            plain = [(method, result_B_T[order]) for method, result_B_T in self._results(batch)]
-            self._agree(plain, self._results(other), what, other)
-
-        self._over(self.varied, judge)
-
-    def _on_one_rank_and_on_several(self) -> None:
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            ((_, whole_B_T), *_) = self._results(batch)
-            for count, parts_B_T in self._on_ranks(batch):
-                each = len(batch.rows) // count
-                what = f"on one rank and on {count} ranks ({each} row{'s' * (each != 1)} each)"
-                compare(whole_B_T, parts_B_T, what, batch, batch.mask())
-
-        self._over(self.varied, judge)
-
-    def _on_ranks(self, batch: SmallBatch) -> Iterator[tuple[int, torch.Tensor]]:
-        """The result on two and on three ranks, if the rows can be split evenly, and with one row on each."""
-        for count in dict.fromkeys((2, 3, len(batch.rows))):
-            if len(batch.rows) % count or count > 6:
-                continue
-            totals = replace(batch.totals(), processes=count)
-            ranks = Ranks(cut(self._rollout(batch, totals=totals), [len(batch.rows) // count] * count))
-            yield count, torch.cat(ranks.run(lambda rollout: self._result_on_rank(batch, rollout)))
-
-    def gathers(self) -> None:
-        self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks="gathers")
-
-    def long(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            exact = self._results(batch)
-            rounded = self._results(batch, dtype=torch.float32)
-            if not self.deterministic or not self._copyable:
-                return
-            for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
-                error_B_T = (exact_B_T - rounded_B_T.double()).abs()
-                size = float(exact_B_T.abs().max())
-                if bool((error_B_T > self.stray * size + ABSOLUTE).any()):
-                    place = (error_B_T == error_B_T.max()).nonzero()[0].tolist()
-                    raise Broken(f"{method}, in float64 and in float32: {_both(exact_B_T, rounded_B_T, place)}", batch)
-                if size and not bool(rounded_B_T.any()):
-                    raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
-
-        for what, long in long_batches(self.setting).items():
-            self._over([long], judge, what, "finite")
-
-    def dtype(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            for dtype in (torch.bfloat16, torch.float16):
-                self._results(batch, dtype=torch.float32, logps_dtype=dtype)
-
-        self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", "shape")
+        self._over([*self.ordinary, *single], self._results)
 
     def determinism(self) -> None:
         self._comparable_only()
@@ -189,29 +86,413 @@ class TensorChecks(Checks, ABC):
         def judge(batch: SmallBatch) -> None:
             self._agree(self._results(batch), self._results(batch), "once and again", batch, exactly=True)
 
-        self._over(self.varied, judge)
+        self._over(self.ordinary, judge)
 
-    def pickle(self) -> None:
-        again = pickle_round_trip(self.plugin)
+    def odd_batches(self) -> None:
+        for what, batch in self.odd.items():
+            self._over([batch], self._results, what)
+
+    def padding(self) -> None:
+        self._comparable_only()
+        for off in (0.0, *self.garbage):
+            what = f"without padding and with {PADDING} columns of it, with {off:g} off the mask"
+
+            def judge(batch: SmallBatch, off: float = off, what: str = what) -> None:
+                padded = self._results(batch, width=batch.width + PADDING, padding=off)
+                cut_off = {method: result_B_T[:, : batch.width] for method, result_B_T in padded.items()}
+                self._agree(self._results(batch), cut_off, what, batch)
+
+            self._over(self.varied, judge, what)
+
+    def long(self) -> None:
+        compared = self.deterministic and self._is_copyable()
 
         def judge(batch: SmallBatch) -> None:
-            theirs = self._results(batch, plugin=again)
-            self._agree(self._results(batch), theirs, "before and after pickling", batch)
+            exact = self._results(batch)
+            rounded = self._results(batch, dtype=torch.float32)
+            for method, exact_B_T in exact.items() if compared else ():
+                size = float(exact_B_T.abs().max())
+                what = f"{method}, in float64 and in float32"
+                absolute = self.stray * size + ABSOLUTE
+                compare(exact_B_T, rounded[method].double(), what, batch, relative=0.0, absolute=absolute)
+                if size and not bool(rounded[method].any()):
+                    raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
 
-        if self.deterministic:
-            self._over(self.ordinary, judge)
+        for what, long in batches.long_batches(self.setting).items():
+            self._over([long], judge, what)
+
+    def dtype(self) -> None:
+        for dtype in (torch.bfloat16, torch.float16):
+
+            def judge(batch: SmallBatch, dtype: torch.dtype = dtype) -> None:
+                self._results(batch, dtype=torch.float32, logps_dtype=dtype)
+
+            self._over(self.ordinary, judge, f"with log-probabilities in {dtype}")
+
+    def order(self) -> None:
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            backwards = replace(batch, rows=batch.rows[::-1])
+            plain = {method: result_B_T.flip(0) for method, result_B_T in self._results(batch).items()}
+            what = "the completions in order and the other way round"
+            self._agree(plain, self._results(backwards), what, backwards)
+
+        self._over(self.varied, judge)
+
+    def ranks(self, compared: bool = True) -> None:
+        compared = compared and self.deterministic and self._is_copyable()
+
+        def judge(batch: SmallBatch) -> None:
+            whole_B_T = next(iter(self._results(batch).values()))
+            # As many as divide the rows evenly, and one row on each.
+            for count in {2, 3, len(batch.rows)} & {count for count in range(2, 7) if len(batch.rows) % count == 0}:
+                totals = replace(batch.totals(), processes=count)
+                ranks = Ranks(cut(self._rollout(batch, totals=totals), [len(batch.rows) // count] * count))
+                parts_B_T = torch.cat(ranks.run(lambda rollout: next(iter(self._results(batch, rollout).values()))))
+                if compared:
+                    what = f"on one rank and on {count} ranks ({len(batch.rows) // count} rows each)"
+                    compare(whole_B_T, parts_B_T, what, batch)
+
+        self._over(self.varied, judge)
+
+
+class HookChecks(TensorChecks):
+    """The checks of one hook."""
+
+    sees_advantages = False
+
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        self.declared = HookDeclaration.of(plugin)
+        super().__init__(plugin, replace(setting, teachers=self.declared.teachers, needs=self.declared.needs))
+        self.role_name = role_of(plugin)
+        self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
+        self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), "")
+
+    def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | Forward:
+        return batch.forward(**how) if stage == "on_forward" else batch.rollout(**how)
+
+    def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
+        """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
+        if stage != "on_rewards":
+            return flow.run_hook(hook, stage, advantages_B_T, context)
+        added = flow.run_shaper(hook, context)
+        return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
+
+    def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
+        if rollout is not None:
+            incoming_B_T = batch.incoming()[rollout.local_rows]
+            return {self.at_rollout: self._run(self._copy(), self.at_rollout, incoming_B_T, rollout)}
+        # The advantages that come in are always zero off the mask: the flow sees to it.
+        incoming_B_T = batch.incoming(how.get("width"), how.get("dtype", torch.float64))
+        return {
+            stage: self._run(self._copy(), stage, incoming_B_T, self._context(batch, stage, **how))
+            for stage in self.stages
+        }
+
+    def _all_stages(self, hook: Any, batch: SmallBatch, training: bool = True) -> torch.Tensor:
+        """The stages of one hook object, one after the other."""
+        advantages_B_T = batch.incoming()
+        for stage in self.stages:
+            advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(batch, stage, training=training))
+        return advantages_B_T
+
+    def role(self) -> None:
+        self._comparable_only()
+        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
+        changed = []
+
+        def judge(batch: SmallBatch) -> None:
+            mask_B_T = batch.mask()
+            rollout = batch.rollout()
+
+            def on(advantages_B_T: torch.Tensor) -> torch.Tensor:
+                return self._run(self._copy(), "on_rollout", advantages_B_T, rollout)
+
+            given = (batch.incoming(), 2.0 * batch.incoming() + mask_B_T)
+            one_B_T, other_B_T = map(on, given)
+            if self.role_name == "estimator":
+                what = "it is an estimator, and with other advantages coming in"
+                compare(one_B_T, other_B_T, what, batch)
+                return
+            changed.append(not torch.equal(one_B_T, other_B_T))
+            if self.declared.last:
+                up_B_T = on(mask_B_T)
+                down_B_T = on(-mask_B_T)
+                for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
+                    kept_B_T = (before_B_T != 0) & (torch.where(before_B_T >= 0, up_B_T, down_B_T) != 0)
+                    what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
+                    compare((after_B_T != 0).double(), kept_B_T.double(), what, batch)
+
+        self._over(self.ordinary, judge)
+        if self.role_name == "transform" and not any(changed):
+            advice = 'declare role="estimator"'
+            raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
+
+    def equal_rewards(self) -> None:
+        self._comparable_only()
+        only_if(self.role_name == "estimator", "it is not an estimator")
+
+        def judge(batch: SmallBatch) -> None:
+            exact_B_T, rounded_B_T = (
+                self._run(self._copy(), "on_rollout", batch.incoming(dtype=dtype), batch.rollout(dtype=dtype))
+                for dtype in (torch.float64, torch.float32)
+            )
+            near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
+            if bool(near_B_T.any()):
+                place = near_B_T.nonzero()[0].tolist()
+                advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
+                raise Broken(f"with equal rewards, {_both(exact_B_T, rounded_B_T, place)}; {advice}", batch)
+
+        self._over(batches.equal_rewards(self.setting), judge)
+
+    def dtype(self) -> None:
+        def judge(batch: SmallBatch) -> None:
+            for stage in self.stages if self.at_rollout != "on_rewards" else ():
+                for dtype in (torch.float32, torch.float64):
+                    given_B_T = batch.incoming(dtype=dtype)
+                    context = self._context(batch, stage, dtype=dtype)
+                    with torch.no_grad():
+                        result = getattr(self._copy(), stage)(given_B_T, context)
+                    of_result = (result.dtype, result.device) if isinstance(result, torch.Tensor) else None
+                    if of_result not in (None, (given_B_T.dtype, given_B_T.device)):
+                        raise Broken(f"{stage} was given {given_B_T.dtype}, and returned {result.dtype}", batch)
+
+        self._over(self.ordinary, judge)
+        super().dtype()
+
+    def ranks(self, compared: bool = True) -> None:
+        only_if(self.at_rollout, "it acts at the loss forward alone")
+        super().ranks(compared)
+
+    def micro_batches(self) -> None:
+        self._comparable_only()
+        only_if("on_forward" in self.stages, "it has no on_forward")
+        only_if(self.declared.independent, "it does not declare independent=True")
+
+        def judge(batch: SmallBatch) -> None:
+            incoming_B_T = batch.incoming()
+            forward = batch.forward()
+            whole_B_T = flow.run_hook(self._copy(), "on_forward", incoming_B_T, forward)
+            rows = []
+            for row in range(len(batch.rows)):
+                here = slice(row, row + 1)
+                # All that is known of a row comes along, its group's mean and spread too.
+                of_row: dict[str, Any] = {
+                    k: value[here] for k, value in vars(forward).items() if torch.is_tensor(value)
+                }
+                rows.append(flow.run_hook(self._copy(), "on_forward", incoming_B_T[here], replace(forward, **of_row)))
+            compare(whole_B_T, torch.cat(rows), "each row among the others and alone", batch)
+
+        self._over(self.varied, judge)
+
+    def state(self) -> None:
+        has = [name for name in ("state_dict", "load_state_dict") if implements(self.plugin, name)]
+        only_if(has, "it has no state_dict: it remembers nothing")
+        if len(has) == 1:
+            raise Broken(f"it has {has[0]} and not the other of state_dict and load_state_dict")
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            used = self._copy()
+            resumed = self._copy()
+            self._all_stages(used, batch)
+            resumed.load_state_dict(through_json(used.state_dict()))
+            if _json(resumed) != _json(used):
+                raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
+            on_B_T, resumed_B_T = (self._all_stages(hook, batch) for hook in (used, resumed))
+            compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch)
+
+        self._over(self.varied, judge)
+
+    def evaluation(self) -> None:
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            trained = self._copy()
+            evaluated = self._copy()
+            self._all_stages(evaluated, batch, training=False)
+            if _json(evaluated) != _json(trained):
+                raise Broken(f"evaluation changed its state from {_json(trained)} to {_json(evaluated)}", batch)
+            trained_B_T, evaluated_B_T = (self._all_stages(hook, batch) for hook in (trained, evaluated))
+            compare(trained_B_T, evaluated_B_T, "training, without and with an evaluation before", batch)
+
+        self._over(self.varied, judge)
+
+    def no_effect(self) -> str:
+        for batch in (replace(batch, advantages="token") for batch in self.varied):
+            result_B_T = self._all_stages(self._copy(), batch)
+            before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else batch.incoming()
+            if bool((~torch.isclose(result_B_T, before_B_T) & (batch.mask() > 0)).any()):
+                return ""
+        return "it changed no token of the kit's batches; give it completions or parameters"
+
+
+class AggregationChecks(TensorChecks):
+    """The checks of one aggregation; the weights of a `reduce` are the slopes of its scalar in the tokens' losses."""
+
+    stray = 1e-3
+
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        super().__init__(plugin, setting)
+        self.by_weights = implements(plugin, "weights")
+        self.needs_step = "step_totals" in AggregationDeclaration.of(plugin).needs
+        if not self.by_weights:
+            self.garbage = (1e4, -1e4)  # losses off the mask are numbers
+
+    def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
+        aggregation = self._copy()
+        if self.by_weights:
+            return {"weights": flow.token_weights(aggregation, rollout or self._rollout(batch, **how))}
+        width = how.get("width")
+        mask_B_T = batch.mask(width, how.get("dtype", torch.float64))
+        loss_B_T = batch.losses(width, how.get("logps_dtype") or mask_B_T.dtype)
+        loss_B_T = torch.where(mask_B_T > 0, loss_B_T, how.get("padding", 0.0)).requires_grad_()
+        totals = batch.step_totals() if self.needs_step else batch.totals()
+        loss = flow.reduced_loss(aggregation, loss_B_T, mask_B_T, totals)
+        return {"reduce": flow.reduced_weights(aggregation, loss, loss_B_T, mask_B_T)}
+
+    def _parts_agree(self, parts: str) -> None:
+        """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
+        self._comparable_only()
+        only_if(self.needs_step, "its reduce sees one micro-batch at a time and does not need step_totals")
+
+        def judge(batch: SmallBatch) -> None:
+            loss_B_T = batch.losses()
+            mask_B_T = batch.mask()
+            whole = flow.reduced_loss(self._copy(), loss_B_T, mask_B_T, batch.step_totals())
+            for count in [count for count in (2, 3) if len(batch.rows) % count == 0]:
+                totals = batch.step_totals(**{parts: count})
+                cuts = zip(loss_B_T.chunk(count), mask_B_T.chunk(count), strict=True)
+                mean = torch.stack([flow.reduced_loss(self._copy(), *part, totals) for part in cuts]).mean()
+                if not torch.isclose(mean, whole, rtol=RELATIVE, atol=ABSOLUTE):
+                    found = f"{number(mean)} and {number(whole)}"
+                    raise Broken(f"the mean over {count} {parts} and the whole step: {found}", batch)
+
+        self._over(self.varied, judge)
+
+    def live(self) -> None:
+        def judge(batch: SmallBatch) -> None:
+            (weights_B_T,) = self._results(batch).values()
+            if not bool(weights_B_T.any()):
+                raise Broken("all weights are zero, though tokens are live", batch)
+
+        self._over(self.ordinary, judge)
+
+    def micro_batches(self) -> None:
+        if not self.by_weights:
+            self._parts_agree("micro_batches")
+            return
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            one, four = (self._results(batch, totals=replace(batch.totals(), micro_batches=n)) for n in (1, 4))
+            self._agree(one, four, "with one micro-batch on each rank and with four", batch)
+
+        self._over(self.varied, judge)
+
+    def ranks(self, compared: bool = True) -> None:
+        if self.by_weights:
+            super().ranks(compared)
+        else:
+            self._parts_agree("processes")
+
+    def totals(self) -> None:
+        only_if(self.by_weights, "skip_zero_variance is for weights")
+        self._comparable_only()
+
+        def judge(batch: SmallBatch) -> None:
+            size = len(batch.rows) // len({row.group for row in batch.rows})
+            dead = [Row(_DEAD + i, _DEAD, (0,) * (i % 3), batch.rows[0].rewards) for i in range(size)]
+            more = replace(batch, rows=(*batch.rows, *dead))
+            more_B_T = self._results(more, totals=batch.totals())["weights"][: len(batch.rows), : batch.width]
+            what = f"without and with a masked group of {size} rows that is in none of the totals"
+            self._agree(self._results(batch), {"weights": more_B_T}, what, batch)
+
+        self._over(self.varied, judge)
+
+
+class FilterChecks(TensorChecks):
+    """The checks of one filter: a completion's verdict stands, as a number, at each of its tokens."""
+
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        super().__init__(plugin, setting)
+        self.sees_advantages = "advantages" in FilterDeclaration.of(plugin).needs
+
+    def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
+        rollout = rollout or self._rollout(batch, **how)
+        plugin = self._copy()
+        said = flow.group_verdicts(plugin, rollout)
+        flow.verdicts_by_group(plugin, said, rollout.group_ids_B.tolist())
+        numbers = [2.0 + zlib.crc32(one.encode()) if isinstance(one, str) else float(one) for one in said]
+        return {"keep": torch.tensor(numbers, dtype=torch.float64).unsqueeze(1).expand(rollout.mask_B_T.shape)}
+
+
+class TokenLossChecks(TensorChecks):
+    """The checks of one token loss: of its losses, their gradient in the log-probabilities, and what it measures."""
+
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        self.declared = TokenLossDeclaration.of(plugin)
+        super().__init__(plugin, replace(setting, needs=self.declared.needs))
+
+    def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
+        """The rows of a rollout as one micro-batch, with what the loss carries there."""
+        forward = batch.forward(**how)
+        rows = rollout.local_rows
+        assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
+        return LossTerms(
+            logps_B_T=forward.logps_B_T[rows],
+            old_logps_B_T=forward.old_logps_B_T[rows],
+            advantages_B_T=rollout.advantages_B_T,
+            mask_B_T=rollout.mask_B_T,
+            entropies_B_T=forward.entropies_B_T[rows],
+            ref_logps_B_T=None if forward.ref_logps_B_T is None else forward.ref_logps_B_T[rows],
+            sampling_logps_B_T=rollout.sampling_logps_B_T,
+            completion_ids_B_T=rollout.completion_ids_B_T,
+            rewards_B=rollout.rewards_B,
+            carried_B_T=token_losses.carried_values(plugin, rollout),
+            step=rollout.step,
+        )
+
+    def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
+        plugin = self._copy()
+        terms = self._terms(batch, plugin, rollout or self._rollout(batch, **how), **how)
+        loss_B_T, slope_B_T = token_losses.value_and_slope(plugin, terms)
+        seen = {f"measures: {name}": values_B_T for name, values_B_T in token_losses.measured(plugin, terms).items()}
+        return {"loss": loss_B_T, "its gradient": slope_B_T, **seen}
+
+    def odd_batches(self) -> None:
+        def unmoved(batch: SmallBatch) -> None:
+            plugin = self._copy()
+            terms = self._terms(batch, plugin, self._rollout(batch))
+            token_losses.value_and_slope(plugin, replace(terms, logps_B_T=terms.old_logps_B_T))
+
+        super().odd_batches()
+        self._over(self.ordinary, unmoved, "where the policy is the one that sampled")
+
+    def ranks(self, compared: bool = True) -> None:
+        only_if(implements(self.plugin, "on_rollout"), "it has no on_rollout")
+        super().ranks(compared and self.declared.independent)  # others change with the rows of a rank
+
+    def no_effect(self) -> str:
+        if any(bool(self._results(batch)["its gradient"].any()) for batch in self.varied):
+            return ""
+        return "its gradient is 0 on all of the kit's batches; give it parameters with which it acts"
 
 
 def compare(
-    ours: torch.Tensor, theirs: torch.Tensor, what: str, example: object, live: torch.Tensor, *, exactly: bool = False
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    what: str,
+    at: SmallBatch,
+    relative: float = RELATIVE,
+    absolute: float = ABSOLUTE,
 ) -> None:
-    """Compare two tensors `(B, T)` where `live` is not zero; `what` names the two, as in "with padding and without"."""
-    relative = 0.0 if exactly else RELATIVE
-    absolute = 0.0 if exactly else ABSOLUTE
-    close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (live == 0)
+    """Compare two results `(B, T)` on the mask; `what` names the two, as in "with padding and without"."""
+    close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (at.mask() == 0)
     if not bool(close.all()):
         place = (~close).nonzero()[0].tolist()
-        raise Broken(f"{what}: {_both(ours, theirs, place, 17 if exactly else 6)}", example)
+        raise Broken(f"{what}: {_both(ours, theirs, place, 6 if absolute else 17)}", at)
 
 
 def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: int = 6) -> str:
@@ -220,12 +501,11 @@ def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: in
     return f"{' and '.join(values)} at row {row}, token {token}"
 
 
-def compare_numbers(ours: float, theirs: float, what: str, example: object) -> None:
-    """The same of two numbers."""
-    if not abs(ours - theirs) <= ABSOLUTE + RELATIVE * abs(theirs):
-        raise Broken(f"{what}: {number(ours)} and {number(theirs)}", example)
-
-
 def number(value: torch.Tensor | float, digits: int = 6) -> str:
     """A number for a message."""
     return f"{float(value):.{digits}g}"
+
+
+def _json(hook: Any) -> str:
+    """What a hook remembers, as text; empty if it has no state_dict."""
+    return json.dumps(hook.state_dict(), sort_keys=True, default=repr) if hasattr(hook, "state_dict") else ""

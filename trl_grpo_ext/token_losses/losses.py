@@ -20,7 +20,6 @@ class SquaredLogRatio(Checked):
     is 0 where the policy has not moved, so it acts from the second optimizer step on a generation batch on.
 
     Source: the estimator k2 of http://joschu.net/blog/kl-approx.html, used as a loss.
-    Departures: none.
 
     Args:
         coefficient: Factor, above 0.
@@ -44,9 +43,8 @@ class KLCov(Checked):
     Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617, section
     4).
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
-    sampled; the authors take each micro-batch under the policy at hand. It is added to TRL's own (clipped) loss; theirs
-    has no clip: set `epsilon` high for that. The authors' code has `|log π - log π_old|`, whose slope at the policy
-    that sampled is the sign of a rounding error.
+    sampled; the authors take each micro-batch under the policy at hand. Theirs has no clip: set `epsilon` high for
+    that. Their code has `|log π - log π_old|`, whose slope at the policy that sampled is the sign of a rounding error.
 
     Args:
         share: Share of the tokens that are held, above 0 and at most 1; at least one token is.
@@ -175,8 +173,7 @@ class TOPR:
     has already left pushes no further; a good one is learnt however improbable it has become.
 
     Source: Tapered Off-Policy REINFORCE (2503.14286, section 3), with its limits 0 and 1 of the truncation.
-    Departures: the sign is that of the advantage, not of the reward, which is the paper's with the group's mean as its
-    baseline.
+    Departures: the sign is that of the advantage: the paper's, with the group's mean as its baseline.
     """
 
     __name__ = "topr"

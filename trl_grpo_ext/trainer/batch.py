@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ..types import Rollout
+
 
 class BatchKeys:
     """Every entry that we put into TRL's batch. TRL shuffles, cuts and deals them with its own."""
@@ -25,6 +27,19 @@ class BatchKeys:
     masked_groups_factor = "trl_grpo_ext_masked_groups_factor"
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
     part_factor = "trl_grpo_ext_part_factor"  # `(B,)`, factor on the advantages of a compact micro-step
+
+
+def row_entries(
+    rollout: Rollout, zero_variance_B: torch.Tensor, allowed_signs_B_T: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """What losses read of each row, from a rollout after its hooks."""
+    entries = {
+        BatchKeys.reward: rollout.rewards_B,
+        BatchKeys.raw_reward: rollout.raw_rewards_B,
+        BatchKeys.baseline: rollout.group_baselines_B,
+        BatchKeys.zero_variance: zero_variance_B,
+    }
+    return entries if allowed_signs_B_T is None else {**entries, BatchKeys.allowed_signs: allowed_signs_B_T}
 
 
 PROMPT_TYPES = {name: f"trl_grpo_ext_prompt_{name}" for name in ("token_type_ids", "mm_token_type_ids")}
@@ -48,13 +63,17 @@ def scaled_for_masked_groups(values: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and completion of each row, `(B, P + T)`, and its mask."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
+def two_rows_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A micro-batch for trials; its row twice if it has only one, since with one there is nothing to mix up."""
+    batch = dict(inputs)
+    return batch if batch["completion_ids"].size(0) > 1 else join_batches([batch, batch])
+
+
 def join_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several micro-batches as one."""
     rows: dict[str, Any] = {}
     for key, value in batches[0].items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:

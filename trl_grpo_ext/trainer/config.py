@@ -2,10 +2,8 @@
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
-import inspect
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,17 +19,7 @@ from ..plugins.loading import Kind, find, parse_selection
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
 
-def _documented(config: type) -> type:
-    """Give each field its text in the docstring, which the command line shows as help."""
-    shown = inspect.cleandoc(config.__doc__ or "")  # Python 3.13 stores it without the indentation, older ones with it
-    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", shown, re.MULTILINE):
-        if name in config.__annotations__:
-            setattr(config, name, field(default=vars(config)[name], metadata={"help": " ".join(text.split())}))
-    return config
-
-
 @dataclass
-@_documented
 class GRPOExtConfig(GRPOConfig):
     """TRL's `GRPOConfig` plus the selection of plugins.
 
@@ -62,8 +50,6 @@ class GRPOExtConfig(GRPOConfig):
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error
             that names every difference, or `warn` and continue (see `trl_grpo_ext.records.manifest`).
-        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), which replace
-            the dictionaries that transformers prints. 0 keeps those.
         pass_at_k: Values of k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the probability
             that at least one of k completions passes, estimated without bias from all completions of a problem (see
             `trl_grpo_ext.trainer.pass_at_k`).
@@ -87,7 +73,6 @@ class GRPOExtConfig(GRPOConfig):
     share_prompts: bool = False
     token_records: int = 0
     plugin_changes: str = "stop"
-    summary_steps: int = 0
     pass_at_k: list[int] | None = None
     pass_thresholds: dict[str, Any] | str | None = None
 
@@ -95,20 +80,18 @@ class GRPOExtConfig(GRPOConfig):
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
         self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
-        kinds: dict[str, Kind] = {"loss_aggregation": "loss_aggregation", "prompt_sampler": "prompt_sampler"}
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            setattr(self, name, None if _is_unset(value) else _plain(kind, value))
         self.token_losses = _selected("token_losses", "token_loss", self.token_losses)
-        if (resample := read_resample(self.resample)) is not None:
-            self.resample = {**vars(resample), "filter": _plain("group_filter", resample.filter)}
-        else:
+        self.loss_aggregation = _plain("loss_aggregation", self.loss_aggregation)
+        self.prompt_sampler = _plain("prompt_sampler", self.prompt_sampler)
+        resample = read_resample(self.resample)
+        if resample is None:
             self.resample = None
+        else:
+            self.resample = vars(resample) | {"filter": _plain("group_filter", resample.filter)}
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
         checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))
         checked_choice("compact_updates", self.compact_updates, ("off", "exact"))
         checked_whole("token_records", self.token_records, lowest=0)
-        checked_whole("summary_steps", self.summary_steps, lowest=0)
         if self.compact_updates == "off" and self.share_prompts:
             raise ConfigurationError("share_prompts needs compact_updates: exact. Set one or the other.")
         if self.reward_timeout is not None:
@@ -121,10 +104,8 @@ class GRPOExtConfig(GRPOConfig):
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:
-            raise ConfigurationError(
-                f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
-                "Keep one of them."
-            )
+            both = f"reward_weights={self.reward_weights} and {weighted[0]!r} in rewards"
+            raise ConfigurationError(f"Reward weights are given twice: {both}. Keep one of them.")
 
     def get_process_log_level(self) -> int:
         """The log level, which every trainer of transformers asks its config for while it is constructed.
@@ -132,31 +113,22 @@ class GRPOExtConfig(GRPOConfig):
         Raises:
             ConfigurationError: That trainer is not one of ours.
         """
-        for owner, names in running_methods():
+        unset = vars(our_settings(None))
+        lost = [f"{name}={value!r}" for name, value in vars(our_settings(self)).items() if value != unset[name]]
+        for owner, names in running_methods() if lost else ():
             if isinstance(owner, Trainer) and names.get("args") is self and not has_plugins(owner):
-                self._refuse_to_be_ignored(type(owner).__name__)
+                what = f"{type(owner).__name__} ignores {', '.join(lost)} of {type(self).__name__}"
+                raise ConfigurationError(f"{what}. Construct GRPOExtTrainer, or put GRPOExtMixin first.")
         level: int = super().get_process_log_level()
         return level
 
-    def _refuse_to_be_ignored(self, trainer: str) -> None:
-        unset = vars(our_settings(None))
-        lost = [f"{name}={value!r}" for name, value in vars(our_settings(self)).items() if value != unset[name]]
-        if lost:
-            raise ConfigurationError(
-                f"{trainer} ignores {', '.join(lost)} of {type(self).__name__}. Construct "
-                "trl_grpo_ext.GRPOExtTrainer instead, or put GRPOExtMixin first among the bases of your own trainer."
-            )
-
     def _check_pass_at_k(self) -> None:
-        ks: Any = self.pass_at_k
-        self.pass_at_k = [ks] if isinstance(ks, int) else ks
+        self.pass_at_k = [self.pass_at_k] if isinstance(self.pass_at_k, int) else self.pass_at_k
         sampled = self.num_generations_eval or self.num_generations
         for k in self.pass_at_k or []:
             if checked_whole("pass_at_k", k, lowest=1) > sampled:
-                raise ConfigurationError(
-                    f"pass_at_k: {k} completions are more than the {sampled} that an evaluation samples per problem. "
-                    f"Set num_generations_eval to {k} or more, or leave {k} out."
-                )
+                what = f"{k} completions are more than the {sampled} that an evaluation samples per problem"
+                raise ConfigurationError(f"pass_at_k: {what}. Raise num_generations_eval.")
         if self.pass_thresholds is not None and not self.pass_at_k:
             raise ConfigurationError(f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k.")
 
@@ -220,7 +192,9 @@ def _selected(field_name: str, kind: Kind, values: Any) -> Any:
 
 
 def _plain(kind: Kind, value: Any) -> Any:
-    """A selection as a plain string or mapping, after its name was looked up."""
+    """A selection as a plain string or mapping, after its name was looked up; None for none."""
+    if _is_unset(value):
+        return None
     selection = parse_selection(kind, value)
     find(kind, selection)
     return selection.plain()

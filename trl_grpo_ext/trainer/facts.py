@@ -1,52 +1,8 @@
-"""What the collaborators know of a run: `RunFacts` (constant), `Progress` and `LossSettings` (now).
+"""Where in a run a call happens, and what decides about TRL's loss then."""
 
-`upstream.reading` reads all three off TRL's trainer.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-
-from ..credit.turns import Parsing
-from ..guard.agreement import Agreement
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What stays the same from the trainer's construction to its end; `gather` is in rank order."""
-
-    trainer: str  # qualified name of the trainer's class, for messages
-    tokenizer: Any
-    end_ids: frozenset[int]  # tokens that end a completion, padding among them
-    pad_id: int
-    pad_to_multiple_of: int | None  # the width of TRL's tensors is a multiple of it; None for any width
-    masks_truncated: bool  # whether truncated completions have an empty mask
-    reward_names: tuple[str, ...]
-    num_generations: int
-    num_generations_eval: int
-    max_completion_length: int
-    accumulation: int  # micro-batches of an optimizer step
-    steps_per_generation: int  # micro-batches of a generation batch
-    rows_per_pass: int
-    rows_per_pass_eval: int
-    rank: int
-    ranks: int
-    agreement: Agreement
-    gather: Callable[[torch.Tensor], torch.Tensor]
-    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
-    device: torch.device
-    async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
-    parsing: Parsing | None = None  # by what TRL parses the messages of a conversation
-
-    def group_size(self, training: bool) -> int:
-        """Completions of one prompt."""
-        return self.num_generations if training else self.num_generations_eval
-
-    def rows_at_once(self, training: bool) -> int:
-        """Completions of one forward pass."""
-        return self.rows_per_pass if training else self.rows_per_pass_eval
 
 
 @dataclass(frozen=True)

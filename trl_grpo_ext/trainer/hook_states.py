@@ -1,8 +1,4 @@
-"""States that survive a checkpoint: those of hooks, such as an adaptive coefficient, and what `resample` has drawn.
-
-They are written into the checkpoint's `trainer_state.json`, where transformers keeps the states of callbacks, and read
-back when the run resumes.
-"""
+"""States that survive a checkpoint, in its `trainer_state.json`, where transformers keeps those of callbacks."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -21,7 +17,6 @@ class KeptState(TrainerCallback, ExportableState):
     # transformers makes callbacks again from their class and `args` alone, so what one holds stands in a class.
     @classmethod
     def of(cls, **attributes: Any) -> Self:
-        """The callback of one trainer."""
         made: Self = type(cls.__name__, (cls,), attributes)()
         return made
 
@@ -38,25 +33,19 @@ class AdvantageHookStates(KeptState):
     hooks: ClassVar[Sequence[Any]] = ()
 
     def state(self) -> dict[str, Any]:
-        """What transformers writes into the checkpoint."""
         states = [dict(hook.state_dict()) if has_state(hook) else None for hook in self.hooks]
         saved = [{"hook": plugin_label(hook), "state": one} for hook, one in zip(self.hooks, states, strict=True)]
         return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Restore each hook's state from the checkpoint; without a checkpoint hooks keep what they have."""
         saved = self.saved_in(state) or []
-        here, there = [plugin_label(hook) for hook in self.hooks], [entry["hook"] for entry in saved]
-        if saved and here != there:
-            raise ConfigurationError(
-                f"The checkpoint was written with the advantage hooks {there}, this run has {here}. Select the same, "
-                "or start from the checkpoint's model instead of resuming."
-            )
+        there = [entry["hook"] for entry in saved]
+        if saved and there != (here := [plugin_label(hook) for hook in self.hooks]):
+            raise ConfigurationError(f"The checkpoint has the states of the advantage hooks {there}, not of {here}.")
         for hook, entry in zip(self.hooks, saved, strict=bool(saved)):
             if entry["state"] is not None:
                 hook.load_state_dict(entry["state"])
 
 
 def has_state(hook: Any) -> bool:
-    """Whether a hook has a state to save."""
     return implements(hook, "state_dict") and implements(hook, "load_state_dict")

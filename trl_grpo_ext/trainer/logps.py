@@ -1,8 +1,4 @@
-"""Log-probabilities and entropies that hooks need and TRL does not compute: old policy's, reference's, teacher's.
-
-Hooks declare what they need (`needs`, `teachers`). A need that cannot be met is an error at construction, before any
-weights load.
-"""
+"""Log-probabilities and entropies that hooks declare (`needs`, `teachers`) and TRL does not compute."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
@@ -56,17 +53,10 @@ class LogpsForHooks:
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
-        self.check_images(batch.get("pixel_values") is not None)
+        if self._loaded and batch.get("pixel_values") is not None:
+            raise ConfigurationError(f"The teacher {next(iter(self._loaded))!r} sees no images. Remove its hook.")
         columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
-
-    def check_images(self, has_images: bool) -> None:
-        """Refuse images that a loaded teacher would not see."""
-        if self._loaded and has_images:
-            raise ConfigurationError(
-                f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
-                'that sees them is the policy itself ("policy" or "reference"); or remove the hook.'
-            )
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
@@ -103,34 +93,24 @@ class LogpsForHooks:
     def _after_prompts(
         self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]], column: str, hook: str
     ) -> dict[str, Any]:
-        """The batch's completions after other prompts: those of a column."""
         prompts: list[Any] = [row.get(column) for row in inputs]
         if not all(prompts):
             row = [*map(bool, prompts)].index(False)
-            raise ConfigurationError(
-                f"The advantage hook {hook!r} shows its teacher the column {column!r}, which row {row} "
-                f"lacks; the columns are {sorted(inputs[0])}. Write a prompt into each row, a text or messages."
-            )
-        contents = [m["content"] for prompt in prompts if not isinstance(prompt, str) for m in prompt]
-        blocks = [block for content in contents if not isinstance(content, str) for block in content or ()]
-        if batch.get("pixel_values") is not None or any(block.get("type") == "image" for block in blocks):
-            raise ConfigurationError(
-                f"The advantage hook {hook!r} shows its teacher other prompts, but not with images."
-            )
-        tokens = acting.prompt_tokens(self._trainer, prompts)
-        width = max(map(len, tokens))
-        ids = [[self._pad] * (width - len(row)) + list(row) for row in tokens]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in tokens]
+            what = f"shows its teacher the column {column!r}, which row {row} lacks"
+            raise ConfigurationError(f"The advantage hook {hook!r} {what}; the columns are {sorted(inputs[0])}.")
+        if batch.get("pixel_values") is not None:
+            raise ConfigurationError(f"The advantage hook {hook!r} shows its teacher other prompts: not with images.")
+        tokens = [batch["prompt_ids"].new_tensor(row) for row in acting.prompt_tokens(self._trainer, prompts)]
+        left: dict[str, Any] = {"batch_first": True, "padding_side": "left"}
         completions = {key: batch[key] for key in ("completion_ids", "completion_mask")}
-        like_ids, like_mask = batch["prompt_ids"], batch["prompt_mask"]
-        return {"prompt_ids": like_ids.new_tensor(ids), "prompt_mask": like_mask.new_tensor(mask), **completions}
+        return completions | {
+            "prompt_ids": pad_sequence(tokens, padding_value=self._pad, **left),
+            "prompt_mask": pad_sequence([torch.ones_like(row) for row in tokens], **left),
+        }
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens by TRL's head, which never makes all logits of a row.
-
-    `ids` and the mask are `(B, P + T)`, prompts padded on the left; the result is `(B, T)` in float32, 0 off the mask.
-    """
+    """Log-probabilities `(B, T)` of the last `length` tokens by TRL's head, which never makes all logits."""
     labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
     positions = _positions(model, attention_mask)
@@ -160,7 +140,6 @@ def logps_of(logits_B_T_V: torch.Tensor, ids_B_T: torch.Tensor, temperature: flo
 
 
 def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Positions without padding, if the model takes them."""
     if "position_ids" not in _takes(model):
         return {}
     return {"position_ids": (attention_mask.long().cumsum(1) - 1).clamp(min=0)}
@@ -176,7 +155,6 @@ def _teachers(plugin: Any) -> tuple[str, ...]:
 
 
 def needs_reference(plugin: Any) -> bool:
-    """Whether a plugin reads log-probabilities of the reference policy."""
     of_teachers = any(split_teacher(name)[0] == REFERENCE for name in _teachers(plugin))
     return of_teachers or "ref_logps" in Declaration.of(plugin).needs
 
@@ -186,25 +164,16 @@ def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
     needs, label = declared.needs, f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
-        raise ConfigurationError(
-            f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
-            "on_forward, or list old_entropies, those of the policy that generated."
-        )
+        raise ConfigurationError(f"{label} needs entropies but has only on_rollout. List old_entropies.")
     if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
-        raise ConfigurationError(
-            f"{label} acts on how far the policy has moved since it generated, but each generation batch feeds one "
-            f"optimizer step ({one_update}). Raise num_iterations or steps_per_generation, or take it out."
-        )
+        what = f"acts on how far the policy has moved, but each batch feeds one optimizer step ({one_update})"
+        raise ConfigurationError(f"{label} {what}. Raise num_iterations or steps_per_generation.")
     if "sampling_logps" in needs and not trainer.use_vllm and trainer.rollout_func is None:
-        raise ConfigurationError(
-            f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
-            "use_vllm: true, or use one that takes old_logps."
-        )
+        what = "needs the sampler's log-probabilities, which only vLLM and a rollout_func provide"
+        raise ConfigurationError(f"{label} {what}. Set use_vllm: true, or use one that takes old_logps.")
     if needs_reference(hook) and reading.reference_of(trainer) is None:
-        raise ConfigurationError(
-            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter. Set beta above 0, train "
-            "an adapter (use_peft: true), or name a model where a hook takes one (`reference`, `teacher`)."
-        )
+        what = "needs a reference policy, but beta is 0.0 and the model has no adapter"
+        raise ConfigurationError(f"{label} {what}. Set one of them, or name a model where it takes one (`teacher`).")
     if "offsets" in needs:
         check_alignment(tokenizer)
 
@@ -220,10 +189,9 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
-        raise ConfigurationError(
-            f"{label} has a different vocabulary: {len(different)} of the policy's {len(own)} tokens differ, such as "
-            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there."
-        )
+        what = f"{len(different)} of the policy's {len(own)} tokens differ, such as {example!r}"
+        numbers = f"with the number {own[example]} here and {teachers.get(example, 'none')} there"
+        raise ConfigurationError(f"{label} has a different vocabulary: {what} {numbers}.")
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
     return model.requires_grad_(False)

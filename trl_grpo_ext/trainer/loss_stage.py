@@ -6,7 +6,7 @@ micro-batches ──compact──▶ micro-steps ──TRL's loss, forward hooks
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,48 +16,39 @@ from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
 from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
-from .compact.updates import CompactUpdates, Updates
-from .facts import Progress, RunFacts
-from .loss_forward import Inherited, LossForward, PolicyPass
+from .compact.updates import CompactUpdates
+from .facts import Progress
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
-from .reductions import Computed, Reduction, self_check
+from .reductions import Computed, Inherited, LossForward, PolicyPass, Reduction, self_check
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
+from .upstream.reading import RunFacts
 
 
+@dataclass
 class LossStage:
     """Computes the losses of a run."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        facts: RunFacts,
-        plugins: SelectedPlugins,
-        records: RecordStage,
-        token_losses: TokenLosses,
-        pass_outside_losses: Inherited,
-        own_loss: OwnLoss,
-        reduction: Reduction,
-        updates: Updates,
-    ) -> None:
-        self._trainer = trainer
-        self._facts = facts
-        self._agreement = facts.agreement
-        self._records = records
+    trainer: Any
+    facts: RunFacts
+    plugins: SelectedPlugins
+    records: RecordStage
+    token_losses: TokenLosses
+    pass_outside_losses: Inherited
+    own_loss: OwnLoss
+    reduction: Reduction
+    updates: CompactUpdates | None
+
+    def __post_init__(self) -> None:
         # Where the models' forward passes go: to whoever asked for them last, outside of losses to the first.
-        self._handlers = [pass_outside_losses]
-        self._own_loss = own_loss
-        self.reduction = reduction
-        self.updates = updates
-        self._chain = plugins.chain
-        self._token_losses = token_losses
-        self._hooks_act = bool(plugins.forward_hooks)
-        self._acts = reduction.takes_apart or self._hooks_act
-        self._needed = self._acts or records.records_tokens
+        self._handlers = [self.pass_outside_losses]
+        self._section = self.facts.agreement.section
+        self._hooks_act = bool(self.plugins.forward_hooks)
+        self._acts = self.reduction.takes_apart or self._hooks_act
         # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
-        self._must_be_reached = self._acts or (plugins.change_advantages and not own_loss.owners)
+        self._must_be_reached = self._acts or (self.plugins.change_advantages and not self.own_loss.owners)
         self._reached = 0  # losses that went through here
         self._self_checked = False
 
@@ -68,75 +59,74 @@ class LossStage:
 
         `compute_loss` is the inherited one, to be tried out; `totals` are the counts of the generation batch by number.
         """
-        with self._records.phase("generation"):
+        with self.records.phases.during("generation"):
             inputs = inherited(generation_batch)
-            progress = reading.progress_of(self._trainer)
-            if progress.training and isinstance(self.updates, CompactUpdates):
+            progress = reading.progress_of(self.trainer)
+            if progress.training and self.updates is not None:
                 rearrange = functools.partial(self.updates.plan, precision=progress.precision)
-                inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
+                inputs = acting.rearrange_micro_batches(self.trainer, rearrange)
             if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
-                self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
-            if self._own_loss.untried:
-                trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
-                with acting.restore_after_trial(self._trainer):
-                    self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
-            if not self._own_loss.per_token:
-                with self._agreement.section():
+                self._deal_totals(acting.micro_batches_of(self.trainer, inputs, progress.training), progress, totals)
+            if self.own_loss.untried:
+                trls_loss = functools.partial(acting.trls_policy_loss, self.trainer)
+                with acting.restore_after_trial(self.trainer):
+                    self.own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
+            if not self.own_loss.per_token:
+                with self._section():
                     mask_B_T = counting_mask(inputs).to(progress.precision)
-                    inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
+                    inputs["advantages"] = self.own_loss.advantages(inputs["advantages"], mask_B_T)
             return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
-        """A micro-step, timed."""
-        with self.updates.small_head_tiles():
-            return self._records.time_step(functools.partial(inherited, *arguments, **keywords))
+        with nullcontext() if self.updates is None else self.updates.small_head_tiles():
+            return self.records.time_step(functools.partial(inherited, *arguments, **keywords))
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """The loss of a micro-step; stops if the plugins were bypassed."""
-        trl, before = self._trainer, self._reached
+        trl, before = self.trainer, self._reached
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
         if idle and reading.backward_may_be_left_out(trl):  # it would add zeros to all gradients
-            return torch.zeros((), device=self._facts.device, requires_grad=True)
+            return torch.zeros((), device=self.facts.device, requires_grad=True)
         with acting.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
         if self._must_be_reached and self._reached == before:
-            raise UpstreamError(
-                f"compute_loss of {self._facts.trainer} (or code that patches TRL, such as Unsloth) bypasses TRL's "
-                "_compute_loss, and with it the plugins. Put GRPOExtMixin in front of that override, or remove either."
-            )
+            what = f"compute_loss of {self.facts.trainer} (or a patch, such as Unsloth) bypasses TRL's _compute_loss"
+            raise UpstreamError(f"{what}, and with it the plugins. Put GRPOExtMixin in front of it, or remove either.")
         return loss
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
-        if len(self._handlers) > 1 or not self._needed:  # a trial of this loss, or nothing acts on it
+        if len(self._handlers) > 1 or not (
+            self._acts or self.records.records_tokens
+        ):  # a trial of this loss, or nothing acts on it
             self._reached += 1
             return scaled_for_masked_groups(inherited(model, inputs), inputs)
-        progress, settings = reading.progress_of(self._trainer), reading.loss_settings_of(self._trainer)
+        progress, settings = reading.progress_of(self.trainer), reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
-        if progress.training and self._acts and self._own_loss.per_token and not self._self_checked:
+        if progress.training and self._acts and self.own_loss.per_token and not self._self_checked:
             self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
-        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
+        replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaced_by else nullcontext()
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
             with replaced, self._handled_by(functools.partial(self._policy_pass, forward)):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
-            values, metrics = self._token_losses.values(forward, progress)
-            self._records.add_metrics(metrics)
-            further = FurtherTerms(values, bool(self._token_losses.replaced_by))
-            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, further))
+            values, metrics = self.token_losses.values(forward, progress)
+            self.records.add_metrics(metrics)
+            further = FurtherTerms(values, bool(self.token_losses.replaced_by))
+            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, self.facts, further))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
-            self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
+            self.records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:
-            self._records.saw_loss(forward, reduced)
+            self.records.saw_loss(forward, reduced)
         return scaled_for_masked_groups(reduced.loss if forward.keep_graph else reduced.loss.detach(), inputs)
 
     def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""
-        return self._handlers[-1](functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
+        if self.updates is not None:
+            inherited = functools.partial(self.updates.logps, inherited)
+        return self._handlers[-1](inherited, model, *arguments, **keywords)
 
     @contextmanager
     def _handled_by(self, handler: Inherited) -> Iterator[None]:
-        """Inside, `handler` gets the inherited method of a pass and its arguments."""
         self._handlers.append(handler)
         try:
             yield
@@ -148,7 +138,7 @@ class LossStage:
     ) -> Any:
         """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
         by_place = contract.LOGPS_ARGUMENTS[: len(arguments)]
-        if (self._hooks_act or self._token_losses) and "compute_entropy" not in by_place:
+        if (self._hooks_act or self.token_losses) and "compute_entropy" not in by_place:
             keywords["compute_entropy"] = True  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = inherited(model, *arguments, **keywords)
@@ -166,22 +156,21 @@ class LossStage:
     def _apply_forward_hooks(
         self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
     ) -> Sequence[Any]:
-        inputs, progress = forward.inputs, reading.progress_of(self._trainer)
-        with self._agreement.section():
-            context = forward.context(logps_B_T, entropies_B_T, progress, self._agreement.gather)
+        inputs, progress = forward.inputs, reading.progress_of(self.trainer)
+        with self._section():
+            context = forward.context(logps_B_T, entropies_B_T, progress, self.facts.agreement.gather)
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
-            changed, changes = self._chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
-            inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
-        self._records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
+            changed, changes = self.plugins.chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
+            inputs["advantages"] = self.own_loss.advantages(changed, forward.mask_B_T)
+        self.records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
         return changes
 
     def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
-        """Compare the terms that we know with TRL's loss, once."""
-        settings, slope = reading.loss_settings_of(self._trainer), reading.slope_at_ratio_one(self._trainer)
+        settings, slope = reading.loss_settings_of(self.trainer), reading.slope_at_ratio_one(self.trainer)
         takes_apart, trial = self.reduction.takes_apart, self._on_trial(inherited)
-        with self._agreement.section(), acting.restore_after_trial(self._trainer):
-            self_check(trial, inputs, mask_B_T, takes_apart, self._facts, settings, progress, slope)
-            self._token_losses.check(inputs, progress)
+        with self._section(), acting.restore_after_trial(self.trainer):
+            self_check(trial, inputs, mask_B_T, takes_apart, self.facts, settings, progress, slope)
+            self.token_losses.check(inputs, progress)
         self._self_checked = True
 
     def _on_trial(self, loss: Inherited) -> LossOf:
@@ -189,7 +178,7 @@ class LossStage:
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
             with self._handled_by(lambda *_, **__: forward_pass()):
-                tried: torch.Tensor = loss(self._trainer.model, batch)
+                tried: torch.Tensor = loss(self.trainer.model, batch)
                 return tried
 
         return of
@@ -200,19 +189,17 @@ class LossStage:
         """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
         numbers = {int(number) for batch in micro_batches for number in batch[BatchKeys.batch_number].unique()}
         if not numbers <= known.keys():
-            raise ConfigurationError(
-                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, each "
-                "weighted by the loss aggregation. Let it call super() once, or put GRPOExtMixin in front of it."
-            )
+            what = f"_generate_and_score_completions of {self.facts.trainer} makes one batch out of several"
+            raise ConfigurationError(f"{what}, which a loss aggregation has weighted one by one. Call super() once.")
         (totals,) = (known[number] for number in numbers)
         for micro_batch in micro_batches:
             micro_batch[BatchKeys.totals] = totals
-        length = self._facts.accumulation if progress.training else 1
+        length = self.facts.accumulation if progress.training else 1
         if self.reduction.by_weights or len(micro_batches) % length:  # or a step reaches beyond this batch
             return
         masks = [counting_mask(micro_batch).to(progress.precision) for micro_batch in micro_batches]
         counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(len(mask)))]) for mask in masks])
-        counts_S_C = self._facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1)).tolist()
+        counts_S_C = self.facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1)).tolist()
         for number, micro_batch in enumerate(micro_batches):
             tokens, sequences = map(round, counts_S_C[number // length])
             step = StepTotals(tokens=tokens, sequences=sequences, micro_batches=length)

@@ -1,38 +1,77 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
-| TRL calls | which goes to | what is added, in this order |
-| --- | --- | --- |
-| `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
-| `train` | `extension` | the checkpoint's plugins compared; this run's recorded; prompts start over |
-| `_prepare_inputs` | `losses` | compact micro-batches; counts of optimizer steps; a subclass's own loss tried out |
-| `_generate_and_score_completions` | `rollouts` | rounds of prompts; rollout hooks: advantages `(B, T)`; weights |
-| `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |
-| `_calculate_rewards` | `rollouts` | what rewards return checked; errors and limits on all ranks; shapers |
-| `training_step` | `losses` | its time; small tiles of the head on a CPU |
-| `compute_loss` | `losses` | stop if the selected plugins were bypassed |
-| `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
-| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks, inside a loss |
-| `evaluation_loop` | `records` | pass@k |
-| `log` | `records` | the token records written |
-| `_save`, `save_model` | `records` | the manifest beside the weights |
-
-With no plugin selected every method returns what the inherited one returned. Everything of ours that is neither an
-override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a user's trainer can collide with
-one of ours.
+They go to three stages: from prompts `rollouts` makes a generation batch with advantages and weights, `losses` the loss
+of each micro-step of it, and `records` keeps what both did. With no plugin selected a method returns what the inherited
+one returned. What is neither an override nor public lives in `_trl_grpo_ext`, so no name of a user's can collide.
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOTrainer
 
 from ..errors import ConfigurationError
-from .extension import Extension
-from .selected import SelectedRewards
-from .upstream import contract
+from ..guard.calls import unique_names
+from ..records.log import LiveLog
+from .compact.updates import freedom_of, updates_of
+from .config import our_settings
+from .hook_states import AdvantageHookStates, has_state
+from .logps import needs_reference
+from .loss_stage import LossStage
+from .own_loss import OwnLoss
+from .record_stage import RecordStage
+from .reductions import Inherited, reduction_of, terms_of
+from .rollout_stage import RolloutStage
+from .selected import SelectedPlugins, SelectedRewards
+from .token_losses import TokenLosses, refuse_token_losses
+from .upstream import acting, contract, reading
 
 _Next: type = GRPOTrainer if TYPE_CHECKING else object
 """The class whose methods `super()` finds: TRL's trainer, or a user's in between."""
+
+
+class Extension:
+    """Everything of ours in one trainer. `attach` makes the stages."""
+
+    rollouts: RolloutStage
+    losses: LossStage
+    records: RecordStage
+
+    def __init__(self, trainer: Any, between: Sequence[type], args: Any, given: Mapping[str, Any]) -> None:
+        self._trainer = trainer
+        self._between = between
+        self.plugins = SelectedPlugins(args, given)
+        self._own_loss = OwnLoss(between, self.plugins)
+
+    def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
+        trl, plugins, between, owners = self._trainer, self.plugins, self._between, self._own_loss.owners
+        plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
+        contract.check_instance(trl)
+        trl.reward_func_names = unique_names(trl.reward_func_names)
+        rewards.set_weights(trl)
+        facts = reading.RunFacts(trl)
+        trl.add_callback(LiveLog())
+        if any(map(has_state, plugins.hooks)):
+            trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
+        reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
+        refuse_token_losses(plugins.losses_by_name, trl, owners)
+        token_losses = TokenLosses(plugins.losses_by_name, facts)
+        terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
+        freedom = freedom_of(terms, reduction.divides_by)
+        records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
+        own_passes = contract.has_own_passes(between)
+        updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)
+        own_scoring = contract.has_own_scoring(between)
+        self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
+        outside = self.rollouts.pass_outside_losses
+        self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)
+
+    def begin(self, resume_from_checkpoint: str | bool | None) -> None:
+        """A training begins: compare and write records, and start with the first prompts."""
+        self.records.begin(resume_from_checkpoint)
+        if self.rollouts.prompts is not None:
+            self.rollouts.prompts.begin()
 
 
 def _public(stage: str, name: str) -> Any:
@@ -84,10 +123,8 @@ class GRPOExtMixin(_Next):
         order = cls.__mro__
         if GRPOTrainer in order and order.index(GRPOExtMixin) > order.index(GRPOTrainer):
             bases = ", ".join(base.__name__ for base in cls.__bases__)
-            raise ConfigurationError(
-                f"class {cls.__name__}({bases}): GRPOExtMixin comes after TRL's trainer, so none of its methods would "
-                f"run. Put it first: class {cls.__name__}(GRPOExtMixin, ...)."
-            )
+            what = f"class {cls.__name__}({bases}): GRPOExtMixin comes after TRL's trainer, and would do nothing"
+            raise ConfigurationError(f"{what}. Put it first.")
 
     def __init__(
         self,
@@ -109,15 +146,11 @@ class GRPOExtMixin(_Next):
         contract.check_version()
         contract.check_class(GRPOTrainer)
         between = contract.classes_between(type(self), GRPOExtMixin)
-        plugins = {
-            "advantage_hooks": advantage_hooks,
-            "loss_aggregation": loss_aggregation,
-            "token_losses": token_losses,
-            "resample": resample,
-            "prompt_sampler": prompt_sampler,
-        }
-        ours = self._trl_grpo_ext = Extension(self, between, args, plugins)
-        ours.keep_reference(model, args, keywords.get("peft_config"))
+        chosen = {"advantage_hooks": advantage_hooks, "loss_aggregation": loss_aggregation, "resample": resample}
+        chosen |= {"token_losses": token_losses, "prompt_sampler": prompt_sampler}
+        ours = self._trl_grpo_ext = Extension(self, between, args, chosen)
+        if any(map(needs_reference, ours.plugins.needing_logps)):
+            acting.keep_adapter_as_reference(model, args, keywords.get("peft_config"))
         rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
         given = {"model": model, "reward_funcs": rewards.functions, "args": args}
         sources = {

@@ -1,11 +1,4 @@
-"""pass@k of an evaluation, from the completions that it samples anyway.
-
-pass@k is the probability that at least one of k completions of a problem passes, averaged over the problems. TRL logs
-means over evaluation batches; these are taken over the problems of the whole evaluation, on all ranks, each once.
-
-    num_generations_eval: 8
-    pass_at_k: [1, 4, 8]
-    pass_thresholds: {gsm8k_accuracy: 1.0}   # which reward decides, and from where on; needed where there are several
+"""pass@k of an evaluation, over its problems on all ranks, from the completions that it samples anyway.
 
 Source: Chen et al. (2021), https://arxiv.org/abs/2107.03374, equation 1.
 """
@@ -20,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from .facts import RunFacts
+from .upstream.reading import RunFacts
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
@@ -30,11 +23,7 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation and computes pass@k.
-
-    A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
-    does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
-    """
+    """Collects the rewards of an evaluation; completions without one (None, NaN) do not count among the n."""
 
     ks: Sequence[int]
     thresholds: Mapping[tuple[int, str], float]
@@ -43,7 +32,6 @@ class PassAtK:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context in which `add` collects."""
         self._rewards = []
         try:
             yield
@@ -70,11 +58,9 @@ class PassAtK:
                 estimates = [estimate_pass_at_k(c, n, k) for c, n in zip(passed_Q, judged_Q, strict=True) if n >= k]
                 found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
                 if left_out := len(judged_Q) - len(estimates):
-                    warnings.warn(
-                        f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out, because {reward} judged "
-                        f"fewer than {k} of their {self.group_size} completions.",
-                        stacklevel=2,
-                    )
+                    why = f"{reward} judged fewer than {k} of their {self.group_size} completions"
+                    said = f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}."
+                    warnings.warn(said, stacklevel=2)
         return found
 
 
@@ -83,20 +69,14 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     if not settings.pass_at_k:
         return PassAtK((), {}, group_size=1)
     if not evaluates:
-        warnings.warn(
-            "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
-            stacklevel=3,
-        )
+        warnings.warn("pass_at_k has no effect: this run has no eval_dataset to report it of.", stacklevel=3)
     names = facts.reward_names
-    if settings.pass_thresholds is None and len(names) != 1:
-        raise ConfigurationError(
-            f"pass_at_k needs to know which reward decides: the run has {', '.join(names)}. Name it, with the least "
-            f"value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
-        )
+    if settings.pass_thresholds is None and len(names) > 1:
+        what = f"which reward decides: the run has {', '.join(names)}"
+        raise ConfigurationError(f"pass_at_k needs to know {what}. Say it: pass_thresholds: {{{names[0]}: 1.0}}.")
     thresholds = settings.pass_thresholds or {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
-        raise ConfigurationError(
-            f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
-        )
+        what = f"pass_thresholds has {unknown[0]!r}, which is no reward of this run"
+        raise ConfigurationError(f"{what}. It has: {', '.join(names)}.")
     columns = {(names.index(name), name): value for name, value in thresholds.items()}
     return PassAtK(settings.pass_at_k, columns, facts.group_size(training=False))

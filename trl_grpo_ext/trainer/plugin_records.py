@@ -1,8 +1,4 @@
-"""Write a run's plugin manifest; when the run resumes, compare it with the checkpoint's, which must be whole.
-
-Every rank compares its plugins with the file that the main process reads, so one rank with other plugins stops all. The
-manifest is that of the trainer at construction.
-"""
+"""Write a run's plugin manifest; when the run resumes, compare it with the checkpoint's, on every rank."""
 
 import sys
 import warnings
@@ -42,15 +38,11 @@ class PluginRecords:
                     self._manifest.write(folder / FILE)
                     write_settings(folder / SETTINGS)
                 except OSError as error:
-                    raise ManifestError(
-                        f"The records of this run, {FILE} and {SETTINGS}, cannot be written to {folder}: "
-                        f"{type(error).__name__}: {error}. Make room there, or choose another output_dir."
-                    ) from error
+                    raise ManifestError(f"The records of this run cannot be written to {folder}: {error}.") from error
         if self._main_process and (line := self._manifest.line()):
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
     def write_beside_weights(self, output_dir: str | None) -> None:
-        """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 
@@ -62,27 +54,18 @@ class PluginRecords:
                 check_resumed(folder)
                 if (folder / STATE).is_file() and (lacking := missing_state(folder, 0, self._args.world_size)):
                     _warn(f"{folder} has no {lacking}: the resumed run differs from one that went on.")
-                place = str(folder)
-                found = self._recorded(folder)
+                place, found = str(folder), self._recorded(folder)
         place, found = broadcast_object_list([place, found])
         if found is None:
             return
         old = Manifest.from_plain(found)
+        changed = differences(old, self._manifest)
         with self._agreement.section():
-            changed = differences(old, self._manifest)
             if changed and self._stops:
-                raise ManifestError(
-                    f"Not resumed from {place}: it was trained with different plugins. Select and install those (its "
-                    f"{FILE} lists them), start from its model instead of resuming, or set plugin_changes: warn to "
-                    f"continue with those of this run. {'; '.join(changed)}."
-                )
-        if not self._main_process:
-            return
-        notes = version_notes(old, self._manifest)
-        if changed:
-            _warn(f"{place} was trained with plugins that differ from this run's: {'; '.join([*changed, *notes])}.")
-        elif notes:
-            _warn(f"{place} was trained with the same plugins on other versions: {'; '.join(notes)}.")
+                what = f"{place}: it was trained with different plugins ({FILE} lists them): {'; '.join(changed)}"
+                raise ManifestError(f"Not resumed from {what}. Select those, or set plugin_changes: warn.")
+        if self._main_process and (notes := [*changed, *version_notes(old, self._manifest)]):
+            _warn(f"{place} was trained with plugins or versions that differ: {'; '.join(notes)}.")
 
     def _checkpoint(self, resume_from_checkpoint: str | bool) -> Path | None:
         """The folder to resume from; None if there is none, which the trainer itself reports."""

@@ -1,9 +1,6 @@
 """Which training prompts a generation batch is sampled for: dealt by TRL's data loader, or drawn here.
 
-TRL's loader asks for batches ahead of time, before anything is known of the ones under way. So whatever chooses prompts
-by what came of others draws them at the moment of generation: a prompt sampler, and `resample`, which is its client.
-The sampler lives on rank 0. What it draws goes to all ranks, and a round is drawn as soon as the one before it has been
-observed, so that an exhausted sampler ends the training before a batch begins.
+TRL's loader asks ahead of time; a prompt sampler, on rank 0, draws a round as soon as the one before is observed.
 """
 
 import math
@@ -20,10 +17,10 @@ from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
 from ..plugins.loading import load_prompt_sampler
 from ..types import PromptOutcome, PromptPool, Rollout, implements
-from .facts import RunFacts
 from .hook_states import KeptState
 from .selected import SelectedPlugins
 from .upstream import reading
+from .upstream.reading import RunFacts
 
 
 @dataclass(frozen=True)
@@ -35,120 +32,92 @@ class Drawn:
     row_numbers: Sequence[int] | None = None  # of this rank's completions
 
 
-class DealtPrompts:
-    """TRL's loader deals the prompts."""
-
-    def begin(self) -> None:
-        """Nothing is drawn."""
-
-    def look_ahead(self) -> bool:
-        """There is always a next round."""
-        return True
-
-    def next_round(self, inputs: list[Any]) -> Drawn:
-        """The prompts that were dealt."""
-        return Drawn(inputs)
-
-    def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
-        """Nobody wants to know."""
-
-
+@dataclass
 class DrawnPrompts:
     """A prompt sampler draws them."""
 
-    def __init__(
-        self, trainer: Any, facts: RunFacts, sampler: Any, drawing: str, log: Callable[[Mapping[str, float]], None]
-    ) -> None:
-        self._trainer = trainer
-        self._facts = facts
-        self._sampler = sampler
-        self._drawing = drawing
-        self._log = log
-        self._label = f"prompt sampler {plugin_label(sampler)!r}"
-        self._started = False
-        self._drawn = 0
-        self._ahead: list[list[int]] = []  # the next round, drawn ahead
-        self._last: list[int] = []  # the round before it
+    trainer: Any
+    facts: RunFacts
+    sampler: Any
+    drawing: str  # the setting that asks for it
+    log: Callable[[Mapping[str, float]], None]
+
+    def __post_init__(self) -> None:
+        self._label = f"prompt sampler {plugin_label(self.sampler)!r}"
+        self._last: list[int] = []  # the round before the next one
         self._rows: Any = ()
+        self.begin()
 
     def begin(self) -> None:
         """A training begins. The data are read at its first draw: callers may change them after construction."""
-        self._started, self._drawn, self._ahead = False, 0, []
+        self._started = False
+        self._drawn = 0
+        self._ahead: list[list[int]] = []  # the next round, drawn ahead
 
     @property
     def inside_a_batch(self) -> bool:
         """Whether a checkpoint would fall inside a generation batch, and so could not be resumed from."""
-        return not reading.between_batches(self._trainer)
+        return not reading.between_batches(self.trainer)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs for a run to continue as if it had not stopped."""
         return {
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
-            "sampler": dict(self._sampler.state_dict()) if self._started and self._facts.rank == 0 else {},
+            "sampler": dict(self.sampler.state_dict()) if self._started and self.facts.rank == 0 else {},
             "inside_a_batch": self.inside_a_batch,
         }
 
-    def resume(self, saved: Mapping[str, Any] | None, step: int) -> None:
-        """Continue at a checkpoint; one without a state is of a run whose prompts TRL's loader dealt."""
-        if saved is not None and saved["inside_a_batch"]:
-            raise ConfigurationError(
-                f"{self._drawing}: the checkpoint was saved inside a generation batch, which is not in it and would be "
-                "sampled again from other weights. Resume from a checkpoint between generation batches."
-            )
+    def resume(self, saved: Mapping[str, Any] | None) -> None:
+        """Continue at a checkpoint."""
+        if saved is None:
+            what = "the checkpoint does not say which prompts were drawn"
+            raise ConfigurationError(f"{self.drawing}: {what}. Start from its model instead.")
+        if saved["inside_a_batch"]:
+            what = "the checkpoint was saved inside a generation batch, which is not in it"
+            raise ConfigurationError(f"{self.drawing}: {what}. Resume from another one.")
         with self._plugin_code():
             self._start()
-            if saved is not None and self._facts.rank == 0:
-                self._sampler.load_state_dict(saved["sampler"])
-        if saved is None:
-            args = self._trainer.args  # one generation batch feeds so many micro-steps
-            block = int(args.num_iterations) * int(args.steps_per_generation)
-            self._drawn = -(-step * int(args.gradient_accumulation_steps) // block)
-        else:
-            self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
+            if self.facts.rank == 0:
+                self.sampler.load_state_dict(saved["sampler"])
+        self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
 
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
         """What the sampler raises on rank 0 in this block, all ranks raise, with its name."""
-        with self._facts.agreement.section(), named(self._label, self._sampler):
+        with self.facts.agreement.section(), named(self._label, self.sampler):
             yield
 
     def _start(self) -> None:
         if self._started:
             return
         self._started = True
-        self._rows, make_sampler = reading.training_data_of(self._trainer)
-        if self._facts.rank == 0:
-            orders = _Orders(make_sampler)
-            pool = PromptPool(rows=self._rows, seed=int(self._trainer.args.seed), order=orders.of)
-            self._sampler.start(pool)
+        self._rows, make_sampler = reading.training_data_of(self.trainer)
+        if self.facts.rank == 0:
+            seed, order = int(self.trainer.args.seed), orders_of(make_sampler())
+            self.sampler.start(PromptPool(rows=self._rows, seed=seed, order=order))
 
-    def next_round(self, inputs: list[Any]) -> Drawn:
-        """The next round's prompts. What TRL's loader dealt is not used.
-
-        Prompts that are exhausted inside an optimizer step, which needs several rounds, leave it those of its last one.
-        """
+    def next_round(self) -> Drawn:
+        """The next round's prompts; if they are exhausted inside an optimizer step, those of its last round again."""
         if self.look_ahead():
             self._last = self._ahead.pop()
         prompts = self._last
-        indices = [index for index in prompts for _ in range(self._facts.num_generations)]
-        rows = len(indices) // self._facts.ranks
-        mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
-        inputs = list(self._trainer.data_collator([self._rows[index] for index in mine]))
+        indices = [index for index in prompts for _ in range(self.facts.num_generations)]
+        rows = len(indices) // self.facts.ranks
+        mine = indices[self.facts.rank * rows : (self.facts.rank + 1) * rows]
+        inputs = list(self.trainer.data_collator([self._rows[index] for index in mine]))
         return Drawn(inputs, prompts, mine)
 
     def look_ahead(self) -> bool:
-        """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
         if self._ahead:
             return True
         found: list[Any] = [None]
         with self._plugin_code():
             self._start()
-            if self._facts.rank == 0:
-                count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-                drawn = self._sampler.draw(count, self._drawn)
+            if self.facts.rank == 0:
+                count = int(self.trainer.args.generation_batch_size) // self.facts.num_generations
+                drawn = self.sampler.draw(count, self._drawn)
                 found = [checked_draw(drawn, count, len(self._rows), self._label)]
-        if self._facts.ranks > 1:
+        if self.facts.ranks > 1:
             broadcast_object_list(found, from_process=0)
         if found[0] is None:
             return False
@@ -157,39 +126,35 @@ class DrawnPrompts:
         return True
 
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
-        """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
-        rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
+        rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self.facts.reward_names)]
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
         with self._plugin_code():
-            if self._facts.rank == 0:
-                names, weights_K = self._facts.reward_names, rollout.reward_weights_K[: rewards_N_K.size(1)]
+            if self.facts.rank == 0:
+                names, weights_K = self.facts.reward_names, rollout.reward_weights_K[: rewards_N_K.size(1)]
                 outcomes = outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts)
-                self._sampler.observe(outcomes)
+                self.sampler.observe(outcomes)
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
-                if implements(self._sampler, "metrics"):
-                    metrics |= self._sampler.metrics()
-                self._log({f"prompts/{name}": float(value) for name, value in metrics.items()})
+                if implements(self.sampler, "metrics"):
+                    metrics |= self.sampler.metrics()
+                self.log({f"prompts/{name}": float(value) for name, value in metrics.items()})
 
 
 def prompts_of(
     trainer: Any, facts: RunFacts, plugins: SelectedPlugins, log: Callable[[Mapping[str, float]], None]
-) -> DealtPrompts | DrawnPrompts:
-    """Where the prompts of a run come from."""
+) -> DrawnPrompts | None:
+    """What draws the prompts of a run; None if TRL's loader deals them."""
     if plugins.resample is None and plugins.prompt_sampler is None:
-        return DealtPrompts()
+        return None
     drawing = "prompt_sampler" if plugins.resample is None else "resample"
     dataset, args = trainer.train_dataset, trainer.args
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigurationError(
-            f"{drawing} draws prompts from train_dataset, but {type(dataset).__name__} has no rows to choose from (a "
-            f"stream). Load it as a Dataset, or remove {drawing}."
-        )
+        what = f"{type(dataset).__name__} has no rows to choose from (a stream)"
+        raise ConfigurationError(f"{drawing}: {what}. Load it as a Dataset, or remove {drawing}.")
     block, per_step = int(args.steps_per_generation * args.num_iterations), int(args.gradient_accumulation_steps)
     if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps * per_step % block:
-        raise ConfigurationError(
-            f"{drawing}: save_steps={args.save_steps} has to be a multiple of {math.lcm(block, per_step) // per_step} "
-            "here: a checkpoint inside a generation batch could not be resumed from."
-        )
+        least = math.lcm(block, per_step) // per_step
+        what = f"save_steps={args.save_steps} has to be a multiple of {least} here"
+        raise ConfigurationError(f"{drawing}: {what}, or a run could not resume inside a generation batch.")
     sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
     prompts = DrawnPrompts(trainer, facts, sampler, drawing, log)
     trainer.add_callback(PromptsState.of(prompts=prompts))
@@ -205,20 +170,20 @@ def outcomes_of(
     verdicts: Mapping[int, bool | str],
 ) -> list[PromptOutcome]:
     """What came of each prompt of a round, in the order drawn."""
-    size = len(rewards_N_K) // len(prompts)
     columns_N_C = torch.cat([rewards_N_K, weighted_rewards(rewards_N_K, weights_K).unsqueeze(1)], dim=1).double()
+    lengths_Q = lengths_N.view(len(prompts), -1).double().mean(dim=1).tolist()
     found = []
-    for place, (row, values_G_C) in enumerate(zip(prompts, columns_N_C.view(len(prompts), size, -1), strict=True)):
-        means_C = values_G_C.nanmean(dim=0).tolist()
-        deviations_C = [_deviation(values_G[~torch.isnan(values_G)]) for values_G in values_G_C.T]
+    for place, values_G_C in enumerate(columns_N_C.view(len(prompts), -1, columns_N_C.size(1))):
+        *means, reward = values_G_C.nanmean(dim=0).tolist()
+        *deviations, deviation = [_deviation(values_G[~torch.isnan(values_G)]) for values_G in values_G_C.T]
         found.append(
             PromptOutcome(
-                row=row,
-                means=dict(zip(names, means_C[:-1], strict=True)),
-                deviations=dict(zip(names, deviations_C[:-1], strict=True)),
-                reward=means_C[-1],
-                deviation=deviations_C[-1],
-                length=float(lengths_N[place * size : (place + 1) * size].double().mean()),
+                row=prompts[place],
+                means=dict(zip(names, means, strict=True)),
+                deviations=dict(zip(names, deviations, strict=True)),
+                reward=reward,
+                deviation=deviation,
+                length=lengths_Q[place],
                 verdict=verdicts.get(place),
             )
         )
@@ -232,18 +197,18 @@ def _deviation(values: torch.Tensor) -> float:
     return 0.0 if bool((values == values[0]).all()) else float(values.std())
 
 
-class _Orders:
+def orders_of(sampler: Any) -> Callable[[int], list[int]]:
     """The order of TRL's sampler in each pass, which is known only after the passes before it."""
+    found: list[list[int]] = []
 
-    def __init__(self, make_sampler: Callable[[], Any]) -> None:
-        self._sampler, self._passes = make_sampler(), list[list[int]]()
+    def order(passes: int) -> list[int]:
+        while len(found) <= passes:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(len(found))
+            found.append(list(dict.fromkeys(sampler)))
+        return found[passes]
 
-    def of(self, passes: int) -> list[int]:
-        while len(self._passes) <= passes:
-            if hasattr(self._sampler, "set_epoch"):
-                self._sampler.set_epoch(len(self._passes))
-            self._passes.append(list(dict.fromkeys(self._sampler)))
-        return self._passes[passes]
+    return order
 
 
 class PromptsState(KeptState):
@@ -252,13 +217,12 @@ class PromptsState(KeptState):
     prompts: ClassVar[DrawnPrompts]
 
     def state(self) -> dict[str, Any]:
-        """What transformers writes into the checkpoint."""
         return {"args": {}, "attributes": {"saved": self.prompts.state()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Continue where the checkpoint was, and draw the first round."""
         if state.global_step:
-            self.prompts.resume(self.saved_in(state), state.global_step)
+            self.prompts.resume(self.saved_in(state))
         if not self.prompts.look_ahead():
             raise ConfigurationError("prompt_sampler: it has no prompts to begin with. Give it some, or remove it.")
 

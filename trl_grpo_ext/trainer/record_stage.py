@@ -1,10 +1,10 @@
 """The last stage: what a run logs and writes about its batches and losses."""
 
 import functools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +16,14 @@ from ..credit.metrics import row_table, weight_metrics
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
-from ..types import Rollout, TokenLossDeclaration
+from ..types import Rollout
 from .batch import BatchKeys, scaled_for_masked_groups
-from .facts import RunFacts
-from .loss_forward import LossForward
 from .pass_at_k import PassAtK, pass_at_k_of
-from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
-from .reductions import Reduced
+from .reductions import LossForward, Reduced
 from .selected import SelectedPlugins
 from .upstream import acting, reading
+from .upstream.reading import RunFacts
 
 
 class RecordStage:
@@ -34,34 +32,27 @@ class RecordStage:
     def __init__(self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, evaluates: bool) -> None:
         self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
         settings, args = plugins.settings, trainer.args
-        self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
+        self.pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._recorder = TokenRecorder(settings.token_records, args.seed)
-        self._phases = PhaseClock(facts.device)
+        self.phases = PhaseClock(facts.device)
         self.manifest = Manifest.of(trainer, plugins.loaded)
         self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, facts.agreement)
+        self.write_beside_weights = self._plugin_records.write_beside_weights
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
         self.records_tokens = settings.token_records > 0
         self._row_count = 0
-        replaced = any(TokenLossDeclaration.of(loss).replaces for loss in plugins.losses_by_name.values())
-        self._may_average = not replaced  # TRL's loss, and it was not said yet
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
-        """Compare the plugins with those of the checkpoint, and write this run's."""
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self._trainer))
 
-    def write_beside_weights(self, output_dir: str | Path | None) -> None:
-        """Write the manifest where weights were saved."""
-        self._plugin_records.write_beside_weights(None if output_dir is None else str(output_dir))
-
     def evaluate(self, evaluation: Callable[[], Any], dataloader: Any, prefix: str) -> Any:
-        """An evaluation, with pass@k if that was asked for."""
-        if not self._pass_at_k.ks:
+        if not self.pass_at_k.ks:
             return evaluation()
-        with self._pass_at_k.evaluating():
+        with self.pass_at_k.evaluating():
             output = evaluation()
-            metrics = self._pass_at_k.metrics(reading.problems_of(dataloader))
+            metrics = self.pass_at_k.metrics(reading.problems_of(dataloader))
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
@@ -71,11 +62,6 @@ class RecordStage:
         row_ids_B = self._row_count + numbers_N[rollout.local_rows]
         self._row_count += rollout.totals.sequences
         return row_ids_B
-
-    def saw_rewards(self, rewards_N_K: torch.Tensor, metrics: Mapping[str, float]) -> None:
-        """The rewards of all ranks were computed."""
-        self._pass_at_k.add(rewards_N_K)
-        self.add_metrics(metrics)
 
     def saw_batch(
         self, rollout: Rollout, batch: Mapping[str, Any], changes: Sequence[Change], outcomes: Mapping[str, Any]
@@ -88,58 +74,34 @@ class RecordStage:
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
         self.add_metrics(self._chain.metrics())
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a phase."""
-        with self._phases.during(name):
-            yield
-
     def time_step(self, step: Callable[[], Any]) -> Any:
-        """A micro-step, timed; with the last of an optimizer step its seconds are logged."""
         if not self._logs_more:
             return step()
-        with self._phases.during("update"):
+        with self.phases.during("update"):
             output = step()
         if reading.closes_step(self._trainer):
-            self.add_metrics(self._phases.take())
+            self.add_metrics(self.phases.take())
         return output
 
     def saw_changes(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         """Log what each hook did, and show each completion's mean advantage in TRL's table of completions."""
         if not changes:
             return
-        after_B_T = changes[-1].after_B_T
-        means_B = after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
+        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
         row_ids_N = self._facts.gather(row_ids_B).tolist()
-        own_B_2 = torch.stack([means_B.float(), differs_by_token(after_B_T, mask_B_T).float()], dim=1)
-        rows_N_C = self._facts.gather(torch.cat([own_B_2, change_tables(changes, mask_B_T)], dim=1))
-        self.add_metrics(metrics_of(changes, rows_N_C[:, 2:]))
+        tables_B_C = [means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)]
+        rows_N_C = self._facts.gather(torch.cat(tables_B_C, dim=1))
+        self.add_metrics(metrics_of(changes, rows_N_C[:, 1:]))
         if self._trainer.model.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], self._trainer.state.global_step))
-        self._saw_advantages(row_ids_N, rows_N_C[:, :2])
+            self.warn(self._chain.without_effect(changes, rows_N_C[:, 1:], self._trainer.state.global_step))
+        self._show_advantages(row_ids_N, rows_N_C[:, 0].tolist())
 
-    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None:
-        """Show each completion's mean advantage; warn if its tokens differ, and TRL averages them."""
-        if self._trainer.model.training and bool(table_N_2[:, 1].any()):
-            self.warn(self._averaged())
-        acting.show_mean_advantages(self._trainer, row_ids_N, table_N_2[:, 0].tolist(), self._row_count)
-
-    def _averaged(self) -> Iterator[str]:
-        """Say once if TRL's loss averages the advantages of a completion's tokens."""
-        settings = reading.loss_settings_of(self._trainer)
-        level, loss_type = settings.importance_sampling_level, settings.loss_type
-        # In "cispo" and "vespo" a token's advantage stands beside its own log-probability.
-        if level != "token" and loss_type not in ("cispo", "vespo") and self._may_average:
-            self._may_average = False
-            yield (
-                "The advantage hooks give tokens of one completion different advantages, but with "
-                f"importance_sampling_level={level!r} and loss_type={loss_type!r} all of them share one ratio, so each "
-                "token is pushed by their mean. Set importance_sampling_level: token, or remove the hooks that tell "
-                "tokens apart."
-            )
+    def _show_advantages(self, row_ids_N: Sequence[int], means_N: Sequence[float]) -> None:
+        if self._row_count == 0:  # TRL's asynchronous trainer has no table
+            return
+        acting.show_mean_advantages(self._trainer, row_ids_N, means_N, self._row_count)
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log how an aggregation's weights are distributed."""
         self.add_metrics(weight_metrics(self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))))
 
     def saw_loss(self, forward: LossForward, reduced: Reduced) -> None:
@@ -171,17 +133,52 @@ class RecordStage:
             acting.drop_undefined_metrics(trl)
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Add values to TRL's metrics."""
         acting.add_metrics(self._trainer, metrics)
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Warn on the main process."""
         for sentence in sentences if self._facts.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
 
 
-def differs_by_token(advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Whether tokens of a completion that count have different advantages, `(B,)`, bool."""
-    dead_B_T = mask_B_T == 0
-    highest_B = advantages_B_T.masked_fill(dead_B_T, -torch.inf).amax(dim=1)
-    return highest_B > advantages_B_T.masked_fill(dead_B_T, torch.inf).amin(dim=1)
+PHASES = ("generation", "rewards", "update")
+
+
+class PhaseClock:
+    """Assigns the seconds of training steps to phases; the update encloses the others.
+
+    The clock waits for a GPU before the first phase of an optimizer step, when the optimizer may still run, and after.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.get_device_module(device)
+        self._phase: str | None = None
+        self._since = 0.0
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Count the time inside as this phase, not the enclosing one; outside of training steps as none."""
+        outer = self._phase
+        if outer is None and phase != "update":
+            yield
+            return
+        if outer is None and not self._seconds:  # an optimizer step begins
+            self._device.synchronize()
+        self._turn_to(phase)
+        try:
+            yield
+        finally:
+            self._turn_to(outer)
+
+    def take(self) -> dict[str, float]:
+        """Wait for the device and return the seconds since the last call, by metric."""
+        with self.during("update"):
+            self._device.synchronize()
+        seconds, self._seconds = self._seconds, {}
+        return {f"time/{phase}": seconds.get(phase, 0.0) for phase in PHASES}
+
+    def _turn_to(self, phase: str | None) -> None:
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now

@@ -1,35 +1,87 @@
 """From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation.
 
 Without an aggregation the reduction is TRL's own: its scalar stays as it is, or its weights go to the terms where token
-losses are among them. `self_check` compares the terms with TRL's loss, once.
+losses are among them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from ..credit import flow, terms
+from ..credit.chain import Change
+from ..credit.flow import plugin_label
 from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
-from ..errors import ConfigurationError, SelfCheckError
-from ..types import AggregationDeclaration, HookDeclaration, implements
+from ..errors import ConfigurationError, SelfCheckError, UpstreamError
+from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
 from .batch import BatchKeys
-from .facts import LossSettings, Progress, RunFacts
-from .loss_forward import LossForward, PolicyPass
+from .facts import LossSettings, Progress
 from .own_loss import LossOf, LossTrial
 from .selected import SelectedPlugins
 from .upstream import contract, reading
+from .upstream.reading import RunFacts
 
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
-"""What of a micro-batch makes the denominator of a reduction: nothing, the number of its rows or of its tokens, or the
-losses themselves, which the reduction sees."""
+"""What of a micro-batch makes the denominator: nothing, its rows, its tokens, or the losses, which it sees."""
+
+
+Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
+
+
+@dataclass(frozen=True)
+class PolicyPass:
+    """What the policy's forward pass inside a loss returned, and what the forward hooks changed after it."""
+
+    logps_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor | None
+    changes: Sequence[Change] = ()
+
+
+@dataclass(frozen=True)
+class LossForward:
+    """One call of `_compute_loss`: its inputs, and the policy's forward passes inside it."""
+
+    inputs: dict[str, Any]
+    mask_B_T: torch.Tensor
+    keep_graph: bool = True
+    passes: list[PolicyPass] = field(default_factory=list)
+
+    @property
+    def policy(self) -> PolicyPass:
+        if not self.passes:
+            raise UpstreamError("_compute_loss of a base class does not call _get_per_token_logps_and_entropies.")
+        return self.passes[-1]
+
+    def context(
+        self,
+        logps_B_T: torch.Tensor,
+        entropies_B_T: torch.Tensor,
+        progress: Progress,
+        gather: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Forward:
+        inputs = self.inputs
+        return Forward(
+            logps_B_T=logps_B_T.detach(),
+            entropies_B_T=entropies_B_T.detach(),
+            old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+            mask_B_T=self.mask_B_T,
+            ref_logps_B_T=inputs.get("ref_per_token_logps"),
+            completion_ids_B_T=inputs["completion_ids"],
+            rewards_B=inputs[BatchKeys.reward],
+            raw_rewards_B=inputs[BatchKeys.raw_reward],
+            group_baselines_B=inputs[BatchKeys.baseline],
+            zero_variance_B=inputs[BatchKeys.zero_variance],
+            step=progress.step,
+            training=progress.training,
+            gather=gather,
+        )
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The loss of a micro-step, scaled as TRL's: averaged over ranks and summed over a step's micro-steps it is the
-    step's."""
+    """The loss of a micro-step, as TRL scales it: averaged over ranks, summed over a step's micro-steps."""
 
     loss: torch.Tensor
     weights_B_T: torch.Tensor | None  # of each token in the optimizer step's loss over all ranks; None if unknown
@@ -43,8 +95,38 @@ class Computed:
     forward: LossForward
     settings: LossSettings
     progress: Progress
+    facts: RunFacts
     further: FurtherTerms = NO_FURTHER
-    trl_weights_B_T: torch.Tensor | None = None  # if they were measured
+    measured_B_T: torch.Tensor | None = None  # TRL's weights, if they were measured
+
+    @property
+    def trl_weights_B_T(self) -> torch.Tensor:
+        if self.measured_B_T is not None:
+            return self.measured_B_T
+        forward, tokens = self.forward, self.forward.inputs["num_items_in_batch"]
+        return reading.reduction_weights(self.settings.loss_type, forward.mask_B_T, tokens, self.facts, self.progress)
+
+    def pieces(self) -> TakenApart:
+        settings = self.settings
+        pieces = terms.take_apart(
+            self.trl_loss,
+            self.forward.inputs["advantages"],
+            self.trl_weights_B_T,
+            self.forward.mask_B_T,
+            self._kl_penalty() if settings.beta != 0.0 else None,
+            has_rest=settings.entropy_bonus or settings.auxiliary_loss,
+        )
+        return pieces.changed_by(self.further)
+
+    def _kl_penalty(self) -> torch.Tensor:
+        """TRL's KL penalty of each token: it does not depend on the advantages, but follows the same weights."""
+        inputs, settings, logps_B_T = self.forward.inputs, self.settings, self.forward.policy.logps_B_T
+        ratio_B_T = None
+        if settings.bias_correction_kl:
+            old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
+            level = settings.importance_sampling_level
+            ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, self.forward.mask_B_T, level)
+        return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
 
 
 class TRLsReduction:
@@ -53,11 +135,9 @@ class TRLsReduction:
     aggregation: Any = None
     by_weights = False
 
-    def __init__(self, facts: RunFacts, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
-        self._facts, self._knows_weights = facts, knows_weights and loss_type in contract.LOSS_TYPES
+    def __init__(self, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
+        self._knows_weights = knows_weights and loss_type in contract.LOSS_TYPES
         self.takes_apart = has_token_losses
-        if has_token_losses:
-            contract.check_loss_type(loss_type)
         self.divides_by: DividesBy = "rows"
         if loss_type in contract.GLOBAL_TOKEN_MEAN:
             self.divides_by = "nothing"
@@ -65,72 +145,55 @@ class TRLsReduction:
             self.divides_by = "tokens"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """TRL's loss, or its terms and the further ones under TRL's weights."""
         if not self._knows_weights:
             return Reduced(computed.trl_loss, None)
-        weights_B_T = trl_weights(computed, self._facts)
-        loss = computed.trl_loss
+        weights_B_T, loss = computed.trl_weights_B_T, computed.trl_loss
         if self.takes_apart:
-            pieces = pieces_of(computed, self._facts)
+            pieces = computed.pieces()
             loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
-        return Reduced(loss, weights_B_T / self._facts.ranks)
+        return Reduced(loss, weights_B_T / computed.facts.ranks)
 
 
+@dataclass
 class Weighted:
     """An aggregation by weights, which its generation batch carries."""
 
+    aggregation: Any
     takes_apart = True
     by_weights = True
-    divides_by: DividesBy = "nothing"
-
-    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
-        self.aggregation, self._facts = aggregation, facts
+    divides_by: ClassVar[DividesBy] = "nothing"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """The same terms under these weights."""
-        pieces = pieces_of(computed, self._facts)
-        progress = computed.progress
+        pieces, progress = computed.pieces(), computed.progress
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
         per_step = AggregationDeclaration.of(self.aggregation).per_step
         share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
         weights_B_T: torch.Tensor = computed.forward.inputs[BatchKeys.weights]
-        loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
+        loss = (weights_B_T * pieces.loss_B_T).sum() * (computed.facts.ranks * share) + pieces.rest
         return Reduced(loss, weights_B_T * share)
 
 
+@dataclass
 class Reducing:
     """An aggregation that reduces the losses of each micro-batch."""
 
+    aggregation: Any
     takes_apart = True
     by_weights = False
-    divides_by: DividesBy = "losses"
-
-    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
-        self.aggregation, self._facts = aggregation, facts
-        needs = AggregationDeclaration.of(aggregation).needs
-        if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
-            raise ConfigurationError(
-                f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
-                f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                f"{facts.accumulation}. Change one of the two."
-            )
+    divides_by: ClassVar[DividesBy] = "losses"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces = pieces_of(computed, self._facts)
-        forward = computed.forward
-        accumulation = computed.progress.accumulation
+        pieces, forward, accumulation = computed.pieces(), computed.forward, computed.progress.accumulation
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
-        with self._facts.agreement.section():
+        with computed.facts.agreement.section():
             totals = forward.inputs[BatchKeys.totals]
             reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
             slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
-        weights_B_T = slope_B_T / (accumulation * self._facts.ranks)
-        return Reduced(reduced / accumulation + pieces.rest, weights_B_T)
+        return Reduced(reduced / accumulation + pieces.rest, slope_B_T / (accumulation * computed.facts.ranks))
 
 
 Reduction = TRLsReduction | Weighted | Reducing
@@ -139,64 +202,32 @@ Reduction = TRLsReduction | Weighted | Reducing
 def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
     aggregation, has_token_losses = plugins.aggregation, bool(plugins.token_losses)
+    if plugins.reduces:
+        contract.check_loss_type(loss_type)
     if aggregation is None:
-        return TRLsReduction(facts, loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
-    contract.check_loss_type(loss_type)
+        return TRLsReduction(loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
     if implements(aggregation, "weights"):
-        return Weighted(aggregation, facts)
-    return Reducing(aggregation, facts)
+        return Weighted(aggregation)
+    per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs
+    if per_step and facts.steps_per_generation % facts.accumulation:
+        what = f"steps_per_generation={facts.steps_per_generation} is no multiple of {facts.accumulation}"
+        label = f"The loss aggregation {plugin_label(aggregation)!r}"
+        raise ConfigurationError(f"{label} needs the counts of each optimizer step, but {what}, its micro-batches.")
+    return Reducing(aggregation)
 
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
-    mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
-    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
-        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
-    policy = replace(
-        terms.POLICY,
-        mixes_rows=mixes,
-        acts_without_advantage=["forward hooks may give rows without signal one"] * bool(forward_hooks),
-        unscaled=["forward hooks"] * bool(forward_hooks),
-    )
+    mixes = ["top_entropy_quantile"] * (settings.top_entropy_quantile < 1.0)  # which is of a micro-batch
+    mixes += [plugin_label(hook) for hook in forward_hooks if not HookDeclaration.of(hook).independent]
+    hooks = [plugin_label(hook) for hook in forward_hooks]  # which may give rows without signal one
+    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=hooks, unscaled=hooks)
     others = {
         terms.KL: settings.beta != 0.0,
         terms.ENTROPY: settings.entropy_bonus,
         terms.AUXILIARY: settings.auxiliary_loss,
     }
     return [policy, *(term for term, is_there in others.items() if is_there), *further]
-
-
-def pieces_of(computed: Computed, facts: RunFacts) -> TakenApart:
-    """TRL's scalar taken apart, with the further terms."""
-    settings, forward = computed.settings, computed.forward
-    pieces = terms.take_apart(
-        computed.trl_loss,
-        forward.inputs["advantages"],
-        trl_weights(computed, facts),
-        forward.mask_B_T,
-        kl_penalty(forward, settings) if settings.beta != 0.0 else None,
-        has_rest=settings.entropy_bonus or settings.auxiliary_loss,
-    )
-    return pieces.changed_by(computed.further)
-
-
-def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
-    """TRL's KL penalty of each token, `(B, T)`. It does not depend on the advantages, but follows the same weights."""
-    inputs, logps_B_T, ratio_B_T = forward.inputs, forward.policy.logps_B_T, None
-    if settings.bias_correction_kl:
-        old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-        level = settings.importance_sampling_level
-        ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, level)
-    return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
-
-
-def trl_weights(computed: Computed, facts: RunFacts) -> torch.Tensor:
-    """The weight that TRL's own reduction gives every token, `(B, T)`."""
-    if computed.trl_weights_B_T is not None:
-        return computed.trl_weights_B_T
-    forward, loss_type = computed.forward, computed.settings.loss_type
-    tokens = forward.inputs["num_items_in_batch"]
-    return reading.reduction_weights(loss_type, forward.mask_B_T, tokens, facts, computed.progress)
 
 
 RELATIVE_TOLERANCE = 1e-3
@@ -213,25 +244,24 @@ def self_check(
     progress: Progress,
     slope_at_ratio_one: float,
 ) -> None:
-    """At the first training step: do our terms of TRL's loss add up to TRL's loss?
+    """Do our terms add up to TRL's loss, on shapes and masks of the real first batch and invented numbers?
 
-    TRL's own `_compute_loss` runs on shapes and masks of the real first batch, with invented numbers. Compared are the
-    weight that its reduction gives each token, read off the slope in the advantages at importance ratio 1; then, away
-    from ratio 1, its loss and the gradient in the log-probabilities, with those of the terms under these weights.
-    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
-    the slope matters. If no token of the micro-batch counts, all are made to count.
+    Compared are the weight of each token, by the slope in the advantages at ratio 1, then loss and gradient away from
+    it, without entropy bonus and auxiliary loss. If no token of the micro-batch counts, all are made to count.
     """
     if not bool((mask_B_T > 0).any()):
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
+    label = f"The loss of {facts.trainer} (loss_type={settings.loss_type!r})"
+    remove = "Remove the plugins, or move your own term from _compute_loss to compute_loss."
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
         leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
         loss = trial.loss(loss_of, advantages_B_T, leaf_B_T)
         forward = LossForward({**trial.batch, "advantages": leaf_B_T}, mask_B_T)
         forward.passes.append(PolicyPass(trial.logps_B_T, torch.ones_like(trial.logps_B_T)))
-        return Computed(loss, forward, without, progress)
+        return Computed(loss, forward, without, progress, facts)
 
     def compare(what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         in_trl, expected = in_trl.detach().double(), expected.detach().double()
@@ -239,11 +269,8 @@ def self_check(
         gap = (in_trl - expected).abs()
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
-            raise SelfCheckError(
-                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) has other pieces than are known: its "
-                f"{what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}. "
-                "Remove loss_aggregation and token_losses, or move your own term from _compute_loss to compute_loss."
-            )
+            values = f"{in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}"
+            raise SelfCheckError(f"{label} has other pieces than are known: its {what} is {values}. {remove}")
 
     with torch.enable_grad():
         at_one = LossTrial(inputs, at_ratio_one=True, all_tokens=all_tokens)
@@ -256,15 +283,12 @@ def self_check(
             leaf_B_T = computed_at_one.forward.inputs["advantages"]
             (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
-            raise SelfCheckError(
-                f"The loss of {facts.trainer} does not depend on the advantages that it is given: it reads them before "
-                "the policy's forward pass, or from a copy. Remove the plugins, or the override of _compute_loss."
-            )
+            raise SelfCheckError(f"{label} does not depend on the advantages, or reads them too early. {remove}")
         if not takes_apart:
             return
-        weights_B_T = trl_weights(computed_at_one, facts)
+        weights_B_T = computed_at_one.trl_weights_B_T
         compare("weight of a token", slope_B_T.abs() / slope_at_ratio_one, weights_B_T)
-        terms_B_T = weights_B_T * pieces_of(computed, facts).loss_B_T
+        terms_B_T = weights_B_T * computed.pieces().loss_B_T
         (gradient_B_T,) = torch.autograd.grad(loss, near_one.logps_B_T, retain_graph=True)
         (gradient_of_terms_B_T,) = torch.autograd.grad(terms_B_T.sum(), near_one.logps_B_T)
         compare("gradient", gradient_B_T, gradient_of_terms_B_T)

@@ -1,24 +1,13 @@
 """`resample`: replace groups that a filter drops, until the batch is full or the rounds are used up.
 
-One round is one call of TRL's own `_generate_and_score_completions`, for as many prompts as a generation batch has. So
-generation, rewards, shapers, TRL's metrics and its table see each completion once, when it is sampled. What is trained
-on is put together afterwards:
-
-    round ──filter──▶ kept groups ──▶ the batch ──▶ hooks, aggregation, records, update
-                 └──▶ dropped, counted by reason
-
-- Groups kept beyond what a batch needs are dropped and counted as surplus. A batch that is not full after `max_rounds`
-  is filled up with dropped groups of its rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come from the prompt sampler, by default in TRL's order; no batch has two groups of one prompt. An epoch is as
-  many updates as without `resample`, and the data is passed faster.
-- Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
-  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round.
+One round is one call of TRL's own `_generate_and_score_completions`. What is trained on is put together afterwards; a
+batch that is not full is filled up with dropped groups, whose tokens are masked: in no loss and no denominator.
 """
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,11 +20,12 @@ from ..errors import ConfigurationError
 from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .config import ResampleSettings
-from .facts import Progress, RunFacts
-from .prompts import DealtPrompts, Drawn, DrawnPrompts
+from .facts import Progress
+from .prompts import Drawn, DrawnPrompts
 from .sampled_batch import SampledBatch, read_rollout
 from .selected import SelectedPlugins
 from .upstream import acting, images, reading
+from .upstream.reading import RunFacts
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -49,30 +39,26 @@ _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T
 
 
 Row = dict[tuple[str, str], Any]
-"""One completion with all its data, by where it is from and its name, such as `("batch", "completion_ids")`.
-
-Tensors are on the CPU and without padding, so that a row can move to any rank. Of images a row has its part.
-"""
+"""A completion by where its data are from and their name: `("batch", "completion_ids")`; on the CPU, unpadded."""
 
 Group = list[Row]
 
 
+@dataclass
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""
 
-    def __init__(self, settings: ResampleSettings, group_filter: Any, facts: RunFacts, loss_counts_rows: bool) -> None:
-        self.settings, self.filter = settings, group_filter
-        self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
-        self._facts = facts
-        self._loss_counts_rows = loss_counts_rows
+    settings: ResampleSettings
+    filter: Any
+    facts: RunFacts
+    loss_counts_rows: bool
+
+    def __post_init__(self) -> None:
+        self.reads_advantages = "advantages" in FilterDeclaration.of(self.filter).needs
         self._reasons: set[str] = set()
 
     def fill(
-        self,
-        sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
-        prompts: DealtPrompts | DrawnPrompts,
-        progress: Progress,
-        reward_weights_K: torch.Tensor,
+        self, sample: Callable[[Drawn], tuple[SampledBatch, Rollout]], prompts: DrawnPrompts, progress: Progress
     ) -> tuple[SampledBatch, dict[str, float]]:
         """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
@@ -81,9 +67,9 @@ class Resampling:
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
             if rounds and not prompts.look_ahead():
                 break
-            drawn = prompts.next_round([])
+            drawn = prompts.next_round()
             sampled, seen = sample(drawn)
-            with self._facts.agreement.section():
+            with self.facts.agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
             rounds, wanted = rounds + 1, len(drawn.prompts)
@@ -95,13 +81,10 @@ class Resampling:
                     continue
                 others.setdefault(prompt, group)
                 dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
-        if not kept and self._facts.rank == 0:
+        if not kept and self.facts.rank == 0:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
-            warnings.warn(
-                f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. Look at the completions (log_completions), or change the data or the filter.",
-                stacklevel=2,
-            )
+            none = f"{plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} rounds"
+            warnings.warn(f"resample: the filter {none}: {why}. Look at the completions.", stacklevel=2)
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
         counted = min(len(kept), wanted)
         self._reasons |= dropped.keys()  # once seen, a reason is logged even when it is 0
@@ -112,12 +95,12 @@ class Resampling:
             "groups/surplus": float(len(kept) - counted),
             **{f"groups/dropped/{why.replace(' ', '_')}": float(dropped[why]) for why in sorted(self._reasons)},
         }
-        return self._join(chosen, counted, sampled, progress, reward_weights_K), metrics
+        return self._join(chosen, counted, sampled, progress), metrics
 
     def _groups(self, sampled: SampledBatch, verdicts: Sequence[bool | str]) -> list[tuple[Group, bool | str]]:
         """The groups of all ranks and the filter's verdict on each; the same on every rank."""
         rows = _rows_of_batch(sampled)
-        if self._facts.ranks > 1:
+        if self.facts.ranks > 1:
             rows, verdicts = gather_object(rows), gather_object(list(verdicts))
         size = sampled.rollout.num_generations
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
@@ -126,81 +109,71 @@ class Resampling:
 
     def _column(self, rows: Sequence[Row], source: str, name: str) -> torch.Tensor:
         like = "prompt_ids" if name in PROMPT_KEYS else "completion_ids"
-        tensors = [  # a round without images has no types of tokens
-            torch.zeros_like(row["batch", like]) if row.get((source, name)) is None else row[source, name]
-            for row in rows
-        ]
+        # A round without images has no types of tokens.
+        tensors = [row.get((source, name), torch.zeros_like(row["batch", like])) for row in rows]
         if all(tensor.numel() == 1 for tensor in tensors):
-            return torch.stack(tensors).to(self._facts.device)
-        is_ids = name in ("prompt_ids", "completion_ids")
-        value = self._facts.pad_id if is_ids else _PAD.get(name, 0)
-        return acting.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
+            return torch.stack(tensors).to(self.facts.device)
+        value = self.facts.pad_id if name in ("prompt_ids", "completion_ids") else _PAD.get(name, 0)
+        return acting.pad_rows(self.facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
     def _columns(self, rows: Sequence[Row], source: str) -> dict[str, Any]:
         names = dict.fromkeys(name for row in rows for where, name in row if where == source)
         return {name: self._column(rows, source, name) for name in names}
 
-    def _join(
-        self,
-        groups: Sequence[Group],
-        counted: int,
-        like: SampledBatch,
-        progress: Progress,
-        reward_weights_K: torch.Tensor,
-    ) -> SampledBatch:
+    def _join(self, groups: Sequence[Group], counted: int, like: SampledBatch, progress: Progress) -> SampledBatch:
         """This rank's part of a batch of these groups, in their order; only the first `counted` are trained on."""
         everybody = [row for group in groups for row in group]
         trained = counted * len(groups[0])
         for row in everybody[trained:]:
             row["batch", "completion_mask"].zero_()
-        count = len(everybody) // self._facts.ranks
-        rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
-        batch: dict[str, Any] = self._columns(rows, "batch")
+        count = len(everybody) // self.facts.ranks
+        rows = everybody[self.facts.rank * count : (self.facts.rank + 1) * count]
         pictured = dict.fromkeys(name for row in everybody for where, name in row if where == "images")
-        batch = images.joined({**batch, **{name: [row.get(("images", name)) for row in rows] for name in pictured}})
+        parts = {name: [row.get(("images", name)) for row in rows] for name in pictured}
+        batch = images.joined({**self._columns(rows, "batch"), **parts})
         batch |= {key: value for key, value in like.batch.items() if key not in batch and not _by_row(value)}
         masks = ({name: value for (source, name), value in row.items() if source == "batch"} for row in everybody)
         tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
         batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
-        if self._loss_counts_rows and 0 < counted < len(groups):
-            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
+        if self.loss_counts_rows and 0 < counted < len(groups):
+            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self.facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
-        with self._facts.agreement.section():
-            raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
+        weights_K, functions = like.rollout.reward_weights_K, len(self.facts.reward_names)
+        with self.facts.agreement.section():
+            raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
             numbers = [row["scored", "row_number"] for row in rows]
-            rollout = read_rollout(self._facts, progress, batch, raw, logps, reward_weights_K, numbers)
+            rollout = read_rollout(self.facts, progress, batch, raw, logps, weights_K[:functions], numbers)
         rollout = replace(
             rollout,
             rewards_B_K=scored.rewards_N_K[rollout.local_rows],
             reward_names=like.rollout.reward_names,
-            reward_weights_K=like.rollout.reward_weights_K,
+            reward_weights_K=weights_K,
             totals=replace(rollout.totals, sequences=trained, prompts=counted),
             **self._columns(rows, "rollout"),
         )
         return SampledBatch(batch, scored, logps, rollout)
 
     def _join_scored(self, rows: Sequence[Row], everybody: Sequence[Row]) -> ScoredRows:
-        def column(name: str) -> list[Any]:
-            return [row["scored", name] for row in rows]
+        columns = {name: [row["scored", name] for row in rows] for name in ("row", "prompt", "completion", "tool_mask")}
 
         def beside_scores(what: str, silent: Any) -> dict[str, list[Any]]:
             """What rewards returned beside their scores; not all do so in every round."""
             names = dict.fromkeys(name for row in everybody for name in row["scored", what])
             return {name: [row["scored", what].get(name, silent) for row in rows] for name in names}
 
-        masks, parts = column("tool_mask"), [row["scored", "parts"] for row in everybody]
+        parts = [row["scored", "parts"] for row in everybody]
         rewards = dict.fromkeys(reward for of_row in parts for reward in of_row)
         return ScoredRows(
-            rows=column("row"),
-            prompts=column("prompt"),
-            completions=column("completion"),
+            rows=columns["row"],
+            prompts=columns["prompt"],
+            completions=columns["completion"],
             completion_ids=[row["batch", "completion_ids"].tolist() for row in rows],
-            rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self._facts.device),
+            rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self.facts.device),
             parts=beside_scores("parts", ()),
             part_names={reward: names_of([of_row.get(reward, ()) for of_row in parts]) for reward in rewards},
             outcomes=beside_scores("outcomes", None),
-            tool_masks=None if any(mask is None for mask in masks) else masks,
+            tool_masks=None if None in columns["tool_mask"] else columns["tool_mask"],
         )
 
 
@@ -209,7 +182,6 @@ def _by_row(value: Any) -> bool:
 
 
 def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
-    """The rows of a batch, each with all its data."""
     scored, rollout = sampled.scored, sampled.rollout
     shaped = {name: getattr(rollout, name) for name in _SHAPED}
     batch = images.by_row(sampled.batch)
@@ -237,47 +209,36 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
         for name, parts in parts_of_images.items():
             part = parts[row]
             found["images", name] = part.detach().cpu() if isinstance(part, torch.Tensor) else part
-        found["scored", "row"] = dict(scored.rows[row])
-        found["scored", "row_number"] = (rollout.row_numbers or [])[row]
-        found["scored", "prompt"] = scored.prompts[row]
-        found["scored", "completion"] = scored.completions[row]
-        found["scored", "rewards"] = rewards_B_K[row].clone()
-        found["scored", "parts"] = {name: parts[row] for name, parts in scored.parts.items()}
-        found["scored", "outcomes"] = {name: outcomes[row] for name, outcomes in scored.outcomes.items()}
-        found["scored", "tool_mask"] = None if masks is None else masks[row]
-        rows.append(found)
+        seen = {
+            "row": dict(scored.rows[row]),
+            "row_number": (rollout.row_numbers or [])[row],
+            "prompt": scored.prompts[row],
+            "completion": scored.completions[row],
+            "rewards": rewards_B_K[row].clone(),
+            "parts": {name: parts[row] for name, parts in scored.parts.items()},
+            "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
+            "tool_mask": None if masks is None else masks[row],
+        }
+        rows.append(found | {("scored", name): value for name, value in seen.items()})
     return rows
 
 
 def resampling_of(
     trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, loss_counts_rows: bool
 ) -> Resampling | None:
-    """What fills the batches of a run; None without `resample`."""
+    """What fills the batches of a run; None without `resample`. Refuses what would not be exact over rounds."""
     if plugins.resample is None:
         return None
-    _refuse_inexact(plugins.group_filter, plugins.hooks, reading.batch_statistics_of(trainer))
-    return Resampling(plugins.resample, plugins.group_filter, facts, loss_counts_rows)
-
-
-def _refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None) -> None:
-    """Refuse what would not be exact over rounds."""
-    label = plugin_label(group_filter)
-    say = "If it looks at each group by itself and remembers nothing, let it declare independent=True"
-    for hook in hooks:
-        if HookDeclaration.of(hook).independent:
-            continue
-        if implements(hook, "on_rewards"):
-            raise ConfigurationError(
-                f"resample: the shaper {plugin_label(hook)!r} runs in each round and may look at the whole batch, "
-                f"which is not the one that is trained on. {say}; otherwise remove it, or resample."
-            )
-        if implements(hook, "on_rollout") and "advantages" in FilterDeclaration.of(group_filter).needs:
-            raise ConfigurationError(
-                f"resample: the filter {label!r} reads advantages, so hooks run in each round, and "
-                f"{plugin_label(hook)!r} may look at the whole batch. {say}; otherwise select another filter."
-            )
-    if trls_batch_statistics is not None and not any(role_of(hook) == "estimator" for hook in hooks):
-        raise ConfigurationError(
-            f"resample: with {trls_batch_statistics} TRL's advantages depend on a whole round, which is not the batch "
-            "that is trained on. Set scale_rewards to group or none, or select an estimator (batch_whitening)."
-        )
+    made = Resampling(plugins.resample, plugins.group_filter, facts, loss_counts_rows)
+    for hook in plugins.hooks:
+        in_rounds = implements(hook, "on_rewards") or (implements(hook, "on_rollout") and made.reads_advantages)
+        if in_rounds and not HookDeclaration.of(hook).independent:
+            label = f"the advantage hook {plugin_label(hook)!r}"
+            what = f"{label} runs in each round, for the filter {plugin_label(made.filter)!r} or as a shaper"
+            why = "may look at the whole batch, which is not the one that is trained on"
+            raise ConfigurationError(f"resample: {what}, and {why}. Declare independent=True if not, or remove it.")
+    statistics = reading.batch_statistics_of(trainer)
+    if statistics is not None and not any(role_of(hook) == "estimator" for hook in plugins.hooks):
+        what = f"with {statistics} TRL's advantages depend on a whole round, which is not the batch that is trained on"
+        raise ConfigurationError(f"resample: {what}. Set scale_rewards to group or none, or select an estimator.")
+    return made

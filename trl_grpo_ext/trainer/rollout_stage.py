@@ -7,7 +7,7 @@ prompts ──TRL generates──▶ completions ──rewards, shapers──▶
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,142 +18,126 @@ from ..credit.chain import Change
 from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
 from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
-from ..errors import UpstreamError
+from ..errors import ConfigurationError, UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
-from .batch import BatchKeys
+from .batch import BatchKeys, row_entries
 from .compact.sampling import sharing_of
-from .facts import Progress, RunFacts
+from .facts import Progress
 from .logps import LogpsForHooks
-from .loss_forward import Inherited
 from .prompts import Drawn, prompts_of
 from .record_stage import RecordStage
-from .reductions import DividesBy
+from .reductions import DividesBy, Inherited
 from .resampling import resampling_of
-from .sampled_batch import (
-    HookLogps,
-    SampledBatch,
-    Sampling,
-    batch_before_trls,
-    read_rollout,
-    refuse_images,
-    rollout_of_shapers,
-)
+from .sampled_batch import HookLogps, SampledBatch, Sampling, batch_before_trls, read_rollout, rollout_of_shapers
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
+from .upstream.reading import Generated, RunFacts
 
 
+@dataclass
 class RolloutStage:
     """Makes the generation batches of a run. TRL's overrides call it in the order of its methods."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        facts: RunFacts,
-        plugins: SelectedPlugins,
-        records: RecordStage,
-        token_losses: TokenLosses,
-        divides_by: DividesBy,
-        *,
-        own_scoring: bool,
-    ) -> None:
-        self._trainer = trainer
-        self._facts = facts
-        self._agreement = facts.agreement
-        self._records = records
+    trainer: Any
+    facts: RunFacts
+    plugins: SelectedPlugins
+    records: RecordStage
+    token_losses: TokenLosses
+    divides_by: DividesBy
+    own_scoring: bool
+
+    def __post_init__(self) -> None:
+        trainer, facts, plugins = self.trainer, self.facts, self.plugins
+        self._section = facts.agreement.section
         self._chain = plugins.chain
-        self._aggregation = plugins.aggregation
-        self._settings = plugins.settings
         self._hook_logps = LogpsForHooks(plugins.needing_logps, trainer, facts.tokenizer)
-        self._token_losses = token_losses
-        self.prompts = prompts_of(trainer, facts, plugins, records.add_metrics)
-        self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=divides_by == "rows")
+        self.prompts = prompts_of(trainer, facts, plugins, self.records.add_metrics)
+        self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=self.divides_by == "rows")
         self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
-        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
-        self._hook_logps.check_images(has_images)
-        if self._shapes:
-            refuse_images(has_images, self._hook_logps.missing(reading.logps_of_batches(trainer)))
-        self._reads_rollouts = plugins.read_rollouts
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
-        self._zeroes_rounding = used and not own_scoring
+        self._zeroes_rounding = used and not self.own_scoring
         self._sampling = Sampling()
         self.totals: dict[int, Totals] = {}  # of the generation batch to train on, by its number
         self._batches = 0
 
     def generate_and_score(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with the advantages, weights and entries that the plugins make."""
-        if not self._reads_rollouts:
+        if not self.plugins.read_rollouts:
             with self._watching() as sampling:
                 batch: dict[str, Any] = inherited(inputs)
             if self._zeroes_rounding and sampling.scored:
                 self._zero_rounding(batch, sampling.scored[-1])
             return batch
-        progress = reading.progress_of(self._trainer)
-        if not progress.training:
+        progress = reading.progress_of(self.trainer)
+        if self.prompts is None or not progress.training:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
-        if self._resampling is None:
-            drawn = self.prompts.next_round(inputs)
-            sampled = self._sample(inherited, drawn, progress)
-            self.prompts.observe(drawn, sampled.rollout, {})
-            return self._finish(sampled)
-        one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
-        weights_K = self._trainer.reward_weights
-        filled, metrics = self._resampling.fill(one_round, self.prompts, progress, weights_K)
-        self._records.add_metrics(metrics)
-        return self._finish(filled)
+        if self._resampling is not None:
+            one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
+            filled, metrics = self._resampling.fill(one_round, self.prompts, progress)
+            self.records.add_metrics(metrics)
+            return self._finish(filled)
+        drawn = self.prompts.next_round()
+        sampled = self._sample(inherited, drawn, progress)
+        self.prompts.observe(drawn, sampled.rollout, {})
+        return self._finish(sampled)
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
-        """What TRL generates, which shapers and the rollout need."""
         with self._sharing():
             generated = inherited(prompts)
-        self._sampling.saw_generated(generated)
+        self._sampling.generated = Generated.of(generated)
+        self._sampling.passes = []
         return generated
 
     def pass_outside_losses(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """A forward pass of the old policy or the reference, for no loss."""
         result = inherited(model, *arguments, **keywords)
-        self._sampling.saw_pass(result[0])
+        if self._sampling.generated.completion_ids and not self._sampling.scored:
+            self._sampling.passes.append(result[0])
         return result
 
     def calculate_rewards(
         self, inherited: Inherited, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
     ) -> torch.Tensor:
         """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
-        trl = self._trainer
-        names = self._facts.reward_names
-        watch = RewardWatch(reward_limit(self._settings.reward_timeout, float(trl.args.ddp_timeout), self._facts.ranks))
+        trl = self.trainer
+        names = self.facts.reward_names
+        watch = RewardWatch(
+            reward_limit(self.plugins.settings.reward_timeout, float(trl.args.ddp_timeout), self.facts.ranks)
+        )
         failure = None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
         functions = trl.reward_funcs
         watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        timed = self.records.phases.during("rewards")
         try:
-            with acting.reward_functions(trl, watched), self._records.phase("rewards"), watch.time_limit():
+            with acting.attributes(trl, reward_funcs=watched), timed, watch.time_limit():
                 watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error
-            self._agreement.stand_in(error, gather, torch.full(shape, torch.nan, device=self._facts.device))
-        with self._agreement.section():
+            self.facts.agreement.stand_in(error, gather, torch.full(shape, torch.nan, device=self.facts.device))
+        with self._section():
             if failure is not None:
                 raise failure
             watch.check_finite(rewards_N_K, names)
-            part_names = agreed_names(watch.parts, self._agreement.gather, self._facts.device)
-            metrics = part_metrics(watch.parts, part_names, self._agreement.gather, self._facts.device)
-        self._records.saw_rewards(rewards_N_K, metrics | watch.counts(rewards_N_K, names, self._facts.gather))
+            part_names = agreed_names(watch.parts, self.facts.agreement.gather, self.facts.device)
+            metrics = part_metrics(watch.parts, part_names, self.facts.agreement.gather, self.facts.device)
+        self.records.pass_at_k.add(rewards_N_K)
+        self.records.add_metrics(metrics | watch.counts(rewards_N_K, names, self.facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
         masks = self._sampling.generated.tool_masks
-        self._sampling.saw_rewards(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
+        self._sampling.scored.append(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
         return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
 
     @contextmanager
     def _watching(self) -> Iterator[Sampling]:
         """A context in which the other overrides note what they see of one round."""
-        with acting.reward_columns(self._trainer) as show_columns:
-            self._sampling = Sampling(show_columns=show_columns)
+        with acting.reward_columns(self.trainer) as show_columns:
+            self._sampling = Sampling(show_columns)
             try:
                 yield self._sampling
             finally:
@@ -162,7 +146,6 @@ class RolloutStage:
     def _one_round(
         self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
     ) -> tuple[SampledBatch, Rollout]:
-        """A round of `resample`, and what its filter sees."""
         sampled = self._sample(inherited, drawn, progress)
         return sampled, self._apply_rollout_hooks(sampled)[0] if reads_advantages else sampled.rollout
 
@@ -173,68 +156,66 @@ class RolloutStage:
             batch = inherited(drawn.rows)
         contract.check_batch(batch)
         if not sampling.scored:
-            raise UpstreamError(
-                f"The rewards of this generation batch were never seen: a base class of {self._facts.trainer} "
-                "overrides _generate_and_score_completions without calling _calculate_rewards, which the plugins need."
-            )
+            what = f"a base class of {self.facts.trainer} makes batches without _calculate_rewards, which plugins need"
+            raise UpstreamError(f"The rewards of this generation batch were never seen: {what}.")
         scored = sampling.scored[-1]
-        logps: HookLogps = {}
-        if not self._shapes:
-            logps = self._compute_logps(batch, scored.rows, progress)
-        with self._agreement.section():
+        logps = {} if self._shapes else self._compute_logps(batch, scored.rows, progress)
+        with self._section():
             if self._shapes:
-                rollout = rollout_of_shapers(self._facts, sampling, batch)
+                rollout = rollout_of_shapers(self.facts, sampling, batch)
             else:
-                weights_K = self._trainer.reward_weights
-                rollout = read_rollout(self._facts, progress, batch, scored, logps, weights_K, drawn.row_numbers)
+                weights_K = self.trainer.reward_weights
+                rollout = read_rollout(self.facts, progress, batch, scored, logps, weights_K, drawn.row_numbers)
             if self._zeroes_rounding:
                 self._zero_rounding(batch, scored)
-        batch[BatchKeys.row_id] = self._records.number_rows(rollout)
+        batch[BatchKeys.row_id] = self.records.number_rows(rollout)
         return SampledBatch(batch, scored, logps, rollout)
 
     def _shape_rewards(self, rewards_N_K: torch.Tensor) -> torch.Tensor:
-        """The rewards of all ranks, with a column for what each shaper adds."""
-        sampling, progress = self._sampling, reading.progress_of(self._trainer)
-        batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
-        logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
+        sampling, progress = self._sampling, reading.progress_of(self.trainer)
+        batch = batch_before_trls(self.facts, sampling, has_reference=self.trainer.beta != 0.0)
         scored = sampling.scored[-1]
-        with self._agreement.section():
-            weights_K = self._trainer.reward_weights
-            raw = read_rollout(self._facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
+        if sampling.has_images and (missing := self._hook_logps.missing(batch)):
+            what = f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images"
+            raise ConfigurationError(f"{what}. Set num_iterations above 1 (old policy), beta above 0 (reference).")
+        logps = self._compute_logps(batch, scored.rows, progress)
+        with self._section():
+            weights_K = self.trainer.reward_weights
+            raw = read_rollout(self.facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
-        added_N_S = self._facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
+        added_N_S = self.facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
         rewards_N_K = torch.cat([rewards_N_K, added_N_S], dim=1)
-        sampling.saw_shaped(batch, rollout, replace(scored, rewards_N_K=rewards_N_K))
+        sampling.shaped.append((batch, rollout))
+        sampling.scored.append(replace(scored, rewards_N_K=rewards_N_K))
         sampling.show_columns(rollout.reward_names[len(raw.reward_names) :])
-        raw_N = self._facts.gather(rollout.raw_rewards_B)
+        raw_N = self.facts.gather(rollout.raw_rewards_B)
         known_N = raw_N[~torch.isnan(raw_N)]
-        self._records.add_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
+        self.records.add_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
         return rewards_N_K
 
     def _compute_logps(self, batch: dict[str, Any], rows: Sequence[Mapping[str, Any]], progress: Progress) -> HookLogps:
-        with self._agreement.section():
+        with self._section():
             prompted = self._hook_logps.with_prompts(batch, rows)
-        return self._hook_logps.compute(batch, prompted, self._facts.rows_at_once(progress.training))
+        return self._hook_logps.compute(batch, prompted, self.facts.rows_at_once(progress.training))
 
     def _zero_rounding(self, batch: dict[str, Any], scored: ScoredRows) -> None:
         """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
-        trl = self._trainer
+        trl = self.trainer
         rewards_N_K = scored.rewards_N_K
         more = rewards_N_K.size(1) - len(trl.reward_weights)
         weights_K = torch.cat([trl.reward_weights, trl.reward_weights.new_ones(more)]).to(rewards_N_K.device)
-        group_size = self._facts.group_size(reading.progress_of(trl).training)
+        group_size = self.facts.group_size(reading.progress_of(trl).training)
         groups_N = torch.arange(len(rewards_N_K), device=rewards_N_K.device) // group_size
         equal_N = rewards_are_equal(rewards_N_K, weights_K, groups_N, trl.multi_objective_aggregation)
         rows, advantages_B = len(scored.prompts), batch["advantages"]
-        equal_B = equal_N[self._facts.rank * rows : (self._facts.rank + 1) * rows]
+        equal_B = equal_N[self.facts.rank * rows : (self.facts.rank + 1) * rows]
         batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
 
     def _apply_rollout_hooks(self, sampled: SampledBatch) -> tuple[Rollout, list[Change], torch.Tensor | None]:
         """The rollout with the advantages, what each hook did, and the signs that its masks allow."""
-        with self._agreement.section():
+        with self._section():
             advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
-        with self._agreement.section():  # another, which gathers: so that a hook that gathers on one rank is found out
+        with self._section():  # another, which gathers: so that a hook that gathers on one rank is found out
             allowed_signs_B_T = self._chain.allowed_signs(sampled.rollout)
             uninformative_B = self._chain.uninformative(sampled.rollout)
         rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T, uninformative_B=uninformative_B)
@@ -245,19 +226,13 @@ class RolloutStage:
         rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
         batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
-        signal_N_C = self._facts.gather(signal_table(rollout, allowed_signs_B_T))
-        self._records.warn(self._chain.overruled(signal_N_C))
-        batch[BatchKeys.reward] = rollout.rewards_B
-        batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
-        batch[BatchKeys.baseline] = rollout.group_baselines_B
-        batch[BatchKeys.zero_variance] = zero_variance_of(signal_N_C)[rollout.local_rows]
-        if allowed_signs_B_T is not None:
-            batch[BatchKeys.allowed_signs] = allowed_signs_B_T
-        if self._aggregation is not None:
+        signal_N_C = self.facts.gather(signal_table(rollout))
+        batch |= row_entries(rollout, zero_variance_of(signal_N_C)[rollout.local_rows], allowed_signs_B_T)
+        if self.plugins.aggregation is not None:
             self._weigh(batch, rollout, advantages_B_T)
-            self._records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
-        self._token_losses.carry(batch, rollout)
-        self._records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
+            self.records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+        self.token_losses.carry(batch, rollout)
+        self.records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
         if changes:
             batch["advantages"] = advantages_B_T
         return batch
@@ -268,7 +243,7 @@ class RolloutStage:
         self.totals.clear()
         self.totals[self._batches] = rollout.totals
         batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
-        if implements(self._aggregation, "weights"):
-            with self._agreement.section():
-                weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self._aggregation, rollout)
-            self._records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)
+        if implements(self.plugins.aggregation, "weights"):
+            with self._section():
+                weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)
+            self.records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)

@@ -1,6 +1,6 @@
 """The plugins of one trainer, loaded: those given in Python and those selected in its config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,26 +42,17 @@ class SelectedRewards:
 
     def set_weights(self, trainer: Any) -> None:
         """Put the weights where the trainer keeps them, unless the config has some."""
-        if trainer.args.reward_weights is None:
-            positions = _reward_positions(self._chosen, trainer.reward_funcs, self.weights)
-            trainer.reward_weights[positions] = torch.tensor(self.weights)
-
-
-def _reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
-    """The positions of the given reward functions in the trainer: a subclass may put its own before them."""
-    free, places = list(range(len(functions))), list[int]()
-    for function, weight in zip(given, weights, strict=True):
-        same = [place for place in free if functions[place] is function]
-        if not same and places == list(range(len(places))):  # TRL made a model of an id, or a subclass wrapped it
-            same = [place for place in free if place == len(places)]
-        if not same:
-            raise ConfigurationError(
-                f"The reward function {function!r} of weight {weight} is not among the trainer's, {list(functions)!r}: "
-                "a base class has replaced it. Give all of them their weights as reward_weights."
-            )
-        places.append(same[0])
-        free.remove(same[0])
-    return places
+        if trainer.args.reward_weights is not None:
+            return
+        functions, count = trainer.reward_funcs, len(self._chosen)
+        for start in range(len(functions) - count + 1):  # a subclass may have put others first
+            pairs = zip(self._chosen, functions[start : start + count], strict=True)
+            if all(given is function or isinstance(given, str) for given, function in pairs):  # TRL loads an id's model
+                trainer.reward_weights[start : start + count] = torch.tensor(self.weights)
+                return
+        if any(weight != 1.0 for weight in self.weights):
+            what = f"The reward functions of the weights {self.weights} are not among {list(functions)!r}"
+            raise ConfigurationError(f"{what}: a base class has replaced some. Set reward_weights of all.")
 
 
 class SelectedPlugins:
@@ -73,17 +64,14 @@ class SelectedPlugins:
         self.hooks: list[Any] = load_advantage_hooks(selected["advantage_hooks"] or [])
         self.token_losses: list[Any] = load_token_losses(selected["token_losses"] or [])
         self.resample = read_resample(selected["resample"])
-        wanted: dict[Kind, Any] = {
-            "loss_aggregation": selected["loss_aggregation"],
-            "group_filter": None if self.resample is None else self.resample.filter,
-            "prompt_sampler": selected["prompt_sampler"],
-        }
-        # Of the kinds of which a run has one at most.
+        singles: tuple[Kind, Kind] = ("loss_aggregation", "prompt_sampler")  # of which a run has one at most
+        wanted: dict[Kind, Any] = {kind: selected[kind] for kind in singles}
+        wanted["group_filter"] = None if self.resample is None else self.resample.filter
         self.loaded = {kind: resolve(kind, one) for kind, one in wanted.items() if one is not None}
-        objects = {kind: loaded.object for kind, loaded in self.loaded.items()}
-        self.aggregation = objects.get("loss_aggregation")
-        self.group_filter = objects.get("group_filter")
-        self.prompt_sampler = objects.get("prompt_sampler")
+        found = {kind: self.loaded[kind].object if kind in self.loaded else None for kind in wanted}
+        self.aggregation = found["loss_aggregation"]
+        self.group_filter = found["group_filter"]
+        self.prompt_sampler = found["prompt_sampler"]
         if self.aggregation is not None and args is not None:
             contract.check_loss_type(args.loss_type)
         self.chain = HookChain(self.hooks, self.aggregation)
@@ -96,28 +84,22 @@ class SelectedPlugins:
         if self.group_filter is not None:
             self.needing_logps.append(self.group_filter)
 
-    @property
-    def losses_by_name(self) -> dict[str, Any]:
-        """The token losses by their names in metrics."""
         names = unique_names([plugin_label(loss) for loss in self.token_losses])
-        return dict(zip(names, self.token_losses, strict=True))
+        self.losses_by_name = dict(zip(names, self.token_losses, strict=True))
 
     @property
     def compact(self) -> bool:
-        """Whether updates are compact."""
         return bool(self.settings.compact_updates == "exact")
 
     @property
     def read_rollouts(self) -> bool:
         """Whether anything needs the `Rollout` of each generation batch."""
-        records = self.settings.token_records > 0
         draws = self.resample is not None or self.prompt_sampler is not None
-        return bool(self.hooks) or self.reduces or draws or records
+        return bool(self.hooks) or self.reduces or draws or self.settings.token_records > 0
 
 
 def _one_source(name: str, in_python: Any, in_config: Any) -> Any:
     if in_python is not None and in_config is not None:
-        raise ConfigurationError(
-            f"{name} is given twice: {in_python!r} to the trainer and {in_config!r} in its config. Keep one of them."
-        )
+        both = f"{in_python!r} to the trainer and {in_config!r} in its config"
+        raise ConfigurationError(f"{name} is given twice: {both}. Keep one of them.")
     return in_config if in_python is None else in_python

@@ -1,7 +1,6 @@
 """The selected token losses in the adapter: what they see at each loss forward, and when one cannot be exact."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,33 +10,29 @@ from ..credit.terms import Term
 from ..credit.token_losses import carried_values, check_declarations, measured, run_token_loss
 from ..errors import ConfigurationError
 from ..types import LossTerms, Rollout, TokenLossDeclaration
-from .batch import BatchKeys, join_batches
-from .facts import Progress, RunFacts
-from .loss_forward import LossForward, PolicyPass
+from .batch import BatchKeys, two_rows_of
+from .facts import Progress
 from .own_loss import LossTrial
+from .reductions import LossForward, PolicyPass
+from .upstream.reading import RunFacts
 
 
 class TokenLosses:
-    """The token losses of a run, by name; in `section` one that fails on a rank stops all."""
+    """The token losses of a run, by name."""
 
-    def __init__(
-        self, losses: Mapping[str, Any], facts: RunFacts, section: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        self._losses, self._facts, self._section = losses, facts, section
-        declared = {name: TokenLossDeclaration.of(loss) for name, loss in losses.items()}
-        self.replaced_by = [name for name, one in declared.items() if one.replaces]
-        self._need_reference = any("ref_logps" in one.needs for one in declared.values())
+    def __init__(self, losses: Mapping[str, Any], facts: RunFacts) -> None:
+        self._losses, self._facts, self._section = losses, facts, facts.agreement.section
+        self.replaced_by = losses_that_replace(losses)
+        self._need_reference = any("ref_logps" in TokenLossDeclaration.of(loss).needs for loss in losses.values())
 
     def __bool__(self) -> bool:
         return bool(self._losses)
 
     def terms(self) -> list[Term]:
-        """What each of them declares, as terms of the loss."""
         found = []
         for name, loss in self._losses.items():
             declared = TokenLossDeclaration.of(loss)
-            mixes = [f"the token loss {name} looks at its whole micro-batch"] * (not declared.independent)
-            acts = [f"the token loss {name} acts on rows without signal too"] * (not declared.needs_advantage)
+            mixes, acts = [name] * (not declared.independent), [name] * (not declared.needs_advantage)
             found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
         return found
 
@@ -70,10 +65,7 @@ class TokenLosses:
 
     def check(self, inputs: Mapping[str, Any], progress: Progress) -> None:
         """Check what the losses declare on rows of a real micro-batch with made-up numbers."""
-        batch = dict(inputs)
-        if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
-            batch = join_batches([batch, batch])
-        trial = LossTrial(batch, all_tokens=True)
+        trial = LossTrial(two_rows_of(inputs), all_tokens=True)
         wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
         made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
         made_up.pop(BatchKeys.part_factor, None)
@@ -124,9 +116,7 @@ def losses_that_replace(losses: Mapping[str, Any]) -> list[str]:
     """The name of the token loss that takes the place of TRL's, if there is one; two are refused."""
     replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
     if len(replacing) > 1:
-        raise ConfigurationError(
-            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
-        )
+        raise ConfigurationError(f"The token losses {' and '.join(replacing)} both replace TRL's. Keep one of them.")
     return replacing
 
 
@@ -136,16 +126,10 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
         return
     args, first = trainer.args, next(iter(losses))
     if args.use_liger_kernel:
-        raise ConfigurationError(
-            f"The token loss {first!r} does not work with use_liger_kernel, which computes no log-probabilities of "
-            "single tokens. Turn one of them off."
-        )
+        raise ConfigurationError(f"The token loss {first!r} does not work with use_liger_kernel. Turn one of them off.")
     if owners:
-        raise ConfigurationError(
-            f"The token loss {first!r} cannot be added to the loss of {owners[0].__qualname__}, whose terms are not "
-            "known. Remove one of them, or make that loss a token loss that replaces TRL's."
-        )
-    replacing = losses_that_replace(losses)
+        what = f"cannot be added to the loss of {owners[0].__qualname__}, whose terms are not known"
+        raise ConfigurationError(f"The token loss {first!r} {what}. Remove one of them.")
     is_on = (  # in the order of INSIDE_TRLS
         trainer.importance_sampling_level != "token",
         trainer.top_entropy_quantile < 1.0,
@@ -154,10 +138,7 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
         trainer.use_vllm and args.vllm_importance_sampling_correction,
     )
     inside = [name for name, on in zip(TokenLossDeclaration.INSIDE_TRLS, is_on, strict=True) if on]
-    for name in replacing:
-        own = TokenLossDeclaration.of(losses[name]).does_own
-        for setting in [setting for setting in inside if setting not in own]:
-            raise ConfigurationError(
-                f"The token loss {name!r} takes the place of TRL's policy loss, and with it of {setting}, which TRL "
-                f"applies inside that loss. Set {setting} back to its default, or remove the token loss."
-            )
+    for name in losses_that_replace(losses):
+        if lost := [setting for setting in inside if setting not in TokenLossDeclaration.of(losses[name]).does_own]:
+            what = f"takes the place of TRL's policy loss, which applies {lost[0]}"
+            raise ConfigurationError(f"The token loss {name!r} {what}. Set that to its default, or remove the loss.")

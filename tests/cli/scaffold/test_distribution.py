@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.cli.scaffold import PluginKind
-from trl_grpo_ext.cli.scaffold.distribution import NewDistribution, class_of
+from trl_grpo_ext.cli.scaffold.distribution import NewDistribution
 from trl_grpo_ext.errors import ConfigurationError
 
 KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
@@ -33,7 +33,7 @@ NAMES = [
     "rollout",
     "value_error",
     "configuration_error",
-    "a" * 30,
+    "a" * 28,
 ]
 
 
@@ -70,7 +70,7 @@ def check_files(new: NewDistribution, files: dict[str, str]) -> None:
 def test_whatever_the_name_the_linter_has_nothing_to_say(tmp_path: Path) -> None:
     for kind in KINDS:
         for name in NAMES:
-            longest = f"d{'x' * 39}" if len(name) == 30 else ""
+            longest = f"d{'x' * 37}" if len(name) == 28 else ""
             new = NewDistribution(kind=kind, name=name, distribution=longest)
             new.write(tmp_path / kind / name)
             files = new.files()
@@ -89,27 +89,18 @@ def test_a_name_is_refused_or_works_as_a_module_and_in_yaml(name: str) -> None:
     except ConfigurationError as error:
         assert repr(name) in str(error)  # noqa: PT017 - some are not refused
         return
-    ast.parse(f"from a.{name} import {class_of(name, 'reward')}")
+    ast.parse(f"import a.{name}")
     assert yaml.safe_load(f"[{name}, {{name: {name}}}]") == [name, {"name": name}]
     assert tomllib.loads(f'{name} = "a"') == {name: "a"}
-    assert len(name) <= 30
+    assert len(name) <= 28
 
 
 @pytest.mark.parametrize(
     ("option", "words", "reason"),
     [
-        ("name", ("MyReward", "my-reward"), "Perhaps 'my_reward'"),
-        ("name", ("", "1st", "größe", "a\n", "../a"), "a letter in front"),
-        ("name", ("class",), "keyword of Python"),
-        ("name", ("off", "null"), "YAML"),
-        ("name", ("a" * 31,), "30 characters"),
-        (
-            "distribution",
-            ("-x", "1a", "a b", "a/b", "a.", "none", "a" * 41, "a\n", "class", "a;b", "é"),
-            "--distribution",
-        ),
-        ("distribution", ("json", "Pytest", "torch"), "is installed already|a module of that name already"),
-        ("distribution", ("jinja2",), r"jinja2 \d.* is installed already"),
+        ("name", ("MyReward", "", "1st", "größe", "a\n", "../a", "class", "off", "a" * 29), "A plugin's name has"),
+        ("distribution", ("-x", "a b", "a/b", "a.", "none", "a" * 39, "a\n", "class", "a;b", "é"), "no word of Python"),
+        ("distribution", ("json", "Pytest", "torch", "jinja2"), "is here already"),
     ],
 )
 def test_words_that_cannot_be_used_are_refused(option: str, words: tuple[str, ...], reason: str) -> None:

@@ -1,6 +1,5 @@
 """What `new` makes works untouched: its own tests, lint, types, `check` and `list`, in a fresh environment."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.scaffold.author import Author, make_author
-from trl_grpo_ext.plugins.kinds import WORDS
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +52,3 @@ def test_generated_tests_and_types_pass(distribution: str, made: Path, author: A
     done = author.run("mypy", "--cache-dir", made / "mypy_cache", cwd=made / distribution)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no issues found in 3 source files" in done.stdout
-
-
-def test_all_of_them_are_listed(made: Path, author: Author) -> None:
-    done = author.run("trl-grpo-ext", "list", "--json", cwd=made)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    for distribution, (kind, name, *_) in CASES.items():
-        (row,) = [row for row in rows if row["distribution"] == distribution]
-        assert (row["kind"], row["name"], row["version"], row["state"]) == (WORDS[kind], name, "0.1.0", "ready")
-        assert row["role"] == ("transform" if kind == "hook" else None)

@@ -163,25 +163,3 @@ def test_sketch_is_unbiased_within_its_error(tiny_model: Path) -> None:
         assert abs(float(found.mean()) - truth) < 4 * bound / seeds**0.5
         assert float(found.std()) < 1.15 * bound  # 300 seeds know a deviation to 4 %
         assert float(found.std()) > 0.2 * bound  # and it is no identity
-
-
-@pytest.mark.parametrize("prompt", [[5], [5, 7, 9]])
-def test_policy_samples_what_it_scores(tiny_model: Path, prompt: list[int]) -> None:
-    """Log-probabilities and entropies of samples, one at a time without a cache; and the first tokens' shares."""
-    policy = policy_of(tiny_model, rows=64)
-    policy.temperature = 0.7
-    torch.manual_seed(0)
-    completions, logps, entropies = policy.samples(prompt, 1500, 3, 1)
-    assert len(completions) == 1500
-    assert all(1 not in row[:-1] and (len(row) == 3 or row[-1] == 1) for row in completions)
-    for row in range(4):
-        with torch.no_grad():
-            logits = policy.model(input_ids=torch.tensor([[*prompt, *completions[row]]])).logits[0] / 0.7
-        all_T_V = logits[len(prompt) - 1 : -1].log_softmax(1)
-        expected = all_T_V.gather(1, torch.tensor(completions[row]).unsqueeze(1)).flatten()
-        assert logps[row] == pytest.approx(expected.tolist(), abs=1e-5)
-        assert entropies[row] == pytest.approx(-(all_T_V.exp() * all_T_V).sum(1), abs=1e-4)
-    with torch.no_grad():
-        first_V = (policy.model(input_ids=torch.tensor([prompt])).logits[0, -1] / 0.7).softmax(0)
-    shares_V = torch.bincount(torch.tensor([row[0] for row in completions]), minlength=len(first_V)) / 1500
-    assert float((shares_V - first_V).abs().max()) < 4 * (0.25 / 1500) ** 0.5

@@ -1,11 +1,10 @@
-"""The gradients of a comparison: sampled completions, what cannot work, adapters and 4-bit weights."""
+"""The gradients of a comparison: the command, what cannot work, adapters and 4-bit weights."""
 
 import json
 import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -14,19 +13,15 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from typer.testing import CliRunner
 
 from tests.history.compare.saved_files import write_lines
+from tests.support import train
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.compare import Estimate, compare, load_policy
 from trl_grpo_ext.history.compare.derivatives import CountSketch, Group, Policy
 
 
-def write_prompts(folder: Path, count: int) -> Path:
-    return write_lines(folder / "prompts.jsonl", [{"prompt": f"{n} the same for all ", "n": n} for n in range(count)])
-
-
-def early_tokens(completion_ids: list[list[int]], n: list[int], **columns: Any) -> list[float]:
+def early_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     """The same tokens are wanted whatever the prompt."""
-    assert len(n) == len(completion_ids)
     return [-float(sum(token > 20 for token in ids)) for ids in completion_ids]
 
 
@@ -36,33 +31,24 @@ def by_chance(prompts: list[str], completion_ids: list[list[int]], **columns: An
     return [random.Random(f"{prompt}{ids}").random() for prompt, ids in rows]
 
 
-def test_compare_samples_and_measures(tiny_model: Path, tmp_path: Path) -> None:
+def test_compare_measures_by_command(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path / "run", token_records=20, prompt_count=5, per_device_train_batch_size=20, max_steps=2)
     selections = {"hook": {"advantage_hooks": ["entropy_shaping"]}, "[b]length": {"loss_aggregation": "length_power"}}
-    options = ["--model", str(tiny_model), "--num_generations", "4", "--temperature", "0.8"]
+    words = ["compare", str(tmp_path / "run"), "--model", str(tiny_model), "--step", "1"]
     for name, settings in selections.items():
         file = tmp_path / f"{name}.yaml"
-        settings |= {"rewards": ["tests.support:length_reward"], "max_completion_length": 6}
-        file.write_text(yaml.safe_dump(settings))
-        options += ["--with", str(file)]
-    prompts, folder = write_prompts(tmp_path, 13), tmp_path / "sampled"
-    sampling = ["compare", str(prompts), "--sample", str(folder), *options, "--limit", "43"]
-    result = CliRunner().invoke(app, [*sampling, "--json"])
+        file.write_text(yaml.safe_dump(settings | {"rewards": ["tests.support:length_reward"]}))
+        words += ["--with", str(file)]
+    result = CliRunner().invoke(app, [*words, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert (found["groups"], found["completions"], found["num_generations"]) == (10, 40, 4)
-    assert found["steps"] == [1, 2]  # eight prompts, and two
+    assert (found["groups"], found["completions"], found["steps"]) == (5, 20, [1])
     assert [one["name"] for one in found["selections"]] == [*selections]
-    assert found["selections"][0]["hooks"] == ["entropy_shaping"]
     assert [one["name"] for one in found["gradients"]["selections"]] == ["plain TRL", "policy gradient", *selections]
-    assert (found["gradients"]["batch_size"], found["gradients"]["prompts"]) == (20, 10)
+    assert (found["gradients"]["batch_size"], found["gradients"]["prompts"]) == (20, 5)
     assert not any("another policy" in note for note in found["notes"])
     assert any("intervals are rough" in note for note in found["notes"])
-    rows = [row for file in sorted(folder.rglob("*.parquet")) for row in pyarrow.parquet.read_table(file).to_pylist()]
-    assert [row["member"] for row in rows] == [0, 1, 2, 3] * 10
-    assert all(row["truncated"] == (row["token_ids"][-1] != 1) for row in rows)
-    assert max(len(row["token_ids"]) for row in rows) == 6
-    assert isinstance(CliRunner().invoke(app, sampling).exception, ConfigurationError)  # nothing is overwritten
-    result = CliRunner().invoke(app, ["compare", str(folder), *options])
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert f"{found['gradients']['selections'][2]['ratio']['value']:.3g}" in "".join(result.stdout.split())
     assert "[b]length" in result.stdout
@@ -71,16 +57,12 @@ def test_compare_samples_and_measures(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cosine_needs_signal_on_both_sides(tiny_model: Path, tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"token_records": 384, "per_device_train_batch_size": 384, "num_generations": 16}
+    train(tiny_model, tmp_path, prompt_count=24, max_completion_length=1, max_steps=1, **whole)
     given = {"early": early_tokens, "chance": by_chance}
-    sampled = compare(
-        write_prompts(tmp_path, 24),
-        {name: {"rewards": [reward], "max_completion_length": 1} for name, reward in given.items()},
-        model=str(tiny_model),
-        sample_to=tmp_path / "sampled",
-        num_generations=16,
-    )
-    assert sampled.gradients is not None
-    plain, _, early, chance = sampled.gradients.selections
+    found = compare(tmp_path, {name: {"rewards": [reward]} for name, reward in given.items()}, model=str(tiny_model))
+    assert found.gradients is not None
+    plain, _, early, chance = found.gradients.selections
     assert plain.signal_seen
     assert early.signal_seen
     assert early.to_plain.value == pytest.approx(1.0)
@@ -88,32 +70,35 @@ def test_cosine_needs_signal_on_both_sides(tiny_model: Path, tmp_path: Path) -> 
     assert not chance.signal_seen
     assert chance.to_plain == chance.to_policy_gradient == Estimate(None, None, None)
     assert chance.worth.value is not None
-    (note,) = [sentence for sentence in sampled.notes if "cannot be distinguished" in sentence]
+    (note,) = [sentence for sentence in found.notes if "cannot be distinguished" in sentence]
     assert note.startswith("chance: ")
 
 
 @pytest.mark.slow
 def test_gradients_of_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_path: Path) -> None:
     rows = [
-        {"prompt": f"{'abcd'[n // 4]} ", "completion": "xyzw"[: 1 + n % 4], "rewards": {"r": float(n % 3)}}
+        {
+            "prompt": f"{'abcd'[n // 4]} ",
+            "completion": "xyzw"[: 1 + n % 4],
+            "rewards": {"r": float(n % 3)},
+            "group": n // 4,
+            "step": n // 8,
+            "truncated": False,
+        }
         for n in range(16)
     ]
     file = write_lines(tmp_path / "saved.jsonl", rows)
-    arguments: dict[str, Any] = {"model": str(tiny_model), "num_generations": 4}
-    assert compare(file, [{"advantage_hooks": ["max_only"]}], **arguments).groups == 4
-    new = {**arguments, "sample_to": tmp_path / "new"}
+    found = compare(file, [{"advantage_hooks": ["max_only"]}], model=str(tiny_model))
+    assert (found.groups, [*found.steps]) == (4, [0, 1])
+    assert found.tokens == 4 * (1 + 2 + 3 + 4) + 16  # characters, and what ends each
     refused: dict[str, tuple[list[Any], dict[str, Any]]] = {
-        "needs log-probabilities": ([{"advantage_hooks": ["entropy_shaping"]}], arguments),
-        "2 prompts are too few": ([{}], {**arguments, "limit": 8}),
-        "cannot be loaded": ([{}], {"model": str(tmp_path / "nothing")}),
-        "nothing to compare": ([], arguments),
-        "Sampling needs a model": ([{"rewards": [by_chance]}], {**new, "model": None}),
-        "lists no rewards": ([{"rewards": [by_chance]}, {}], new),
+        "log-probabilities that a hook needs": ([{"advantage_hooks": ["entropy_shaping"]}], {}),
+        "2 prompts are too few": ([{}], {"limit": 8}),
+        "nothing to compare": ([], {}),
     }
     for message, (selections, given) in refused.items():
         with pytest.raises(ConfigurationError, match=message):
-            compare(file, selections, **given)
-    assert not (tmp_path / "new").exists()
+            compare(file, selections, model=str(tiny_model), **given)
 
 
 @pytest.mark.slow

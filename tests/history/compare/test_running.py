@@ -87,21 +87,6 @@ def test_run_selection_of_two_rewards(tiny_model: Path, tmp_path: Path, settings
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"advantage_hooks": ["leave_one_out"]}], ids=str)
-def test_run_selection_of_trls_tables(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    train(tiny_model, tmp_path, log_completions=True, reward_funcs=[length_reward, coarse_reward], **settings)
-    compared = compare(tmp_path, [settings])
-    assert compared.num_generations == 4
-    assert any("Equal prompts in a row" in sentence for sentence in compared.notes)
-    assert any("used: length_reward, coarse_reward." in sentence for sentence in compared.notes)
-    for file, played in zip(
-        sorted((tmp_path / "completions").glob("*.parquet")), compared.results["selection 1"], strict=True
-    ):
-        saved = pyarrow.parquet.read_table(file).to_pydict()
-        assert played.advantages_B.tolist() == pytest.approx(saved["advantage"], rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.slow
 def test_read_saved_takes_the_later_of_two_files(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4)
     compared = compare(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])

@@ -18,12 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.history.report.browsing import credit
-from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_around, write_big_run, write_hostile_run
+from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_big_run, write_hostile_run
 from tests.history.report.trained import write_history
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
-from trl_grpo_ext.history.report.page import script_json, visible, write_page
+from trl_grpo_ext.history.report.page import page, script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import (
     Row,
     _digits,
@@ -253,6 +252,9 @@ def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> Non
     assert [step["step"] for step in steps] == [20, 60, 80, 120]
     assert [step["member"] for step in steps] == [[0, 1, 2]] * 4
     assert "of the 24 completions saved at 4 steps 12 are on this page, and 2 more steps were saved." in data.notes[0]
+    without, _ = page([load_run(run)], 0)
+    assert Page(without).index == {"runs": []}
+    assert "No completions are on this page." in without
     everything = page_data([load_run(run)], 1000)
     assert everything.notes == []
     assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36
@@ -271,7 +273,7 @@ def row_with(group: int, advantages: list[float], weights: list[float] | None = 
         reward=None,
         credit=0.0,
         tokens=["a", "b"],
-        live=numpy.array([True, False]),
+        columns={"live": [1, 0]},
         stages=[("trl", numpy.array(advantages))],
         values=used,
     )
@@ -300,6 +302,7 @@ def test_without_token_records_trls_tables_are_shown(small: Path, tmp_path: Path
     (run / "completions").mkdir(parents=True)
     for file in (small / "first" / "completions").iterdir():
         (run / "completions" / file.name).write_bytes(file.read_bytes())
+    shutil.copy(small / "first" / "trainer_state.json", run)
     index = page_data([load_run(run)], 1000).index["runs"][0]
     assert index["rewards"] == ["right_answer", "think_format", "language"]
     for step in index["steps"]:
@@ -371,27 +374,6 @@ def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> No
     for name in ("step_00030", "step_00040", "step_00050", "step_00060"):
         assert any(name in note for note in written.notes), name
         assert any(name in text for text in page.text), name
-
-
-@pytest.mark.slow
-def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None:
-    write_around(tmp_path / "run", 5)
-    written = write_page([load_run(tmp_path / "run")], tmp_path / "report.html")
-    assert any("Train with log_completions: true or token_records: 64" in note for note in written.notes)
-    left_out = write_page([load_run(small / "first")], tmp_path / "r.html", limit=0)
-    assert Page(left_out.path.read_text(encoding="utf-8")).index == {"runs": []}
-    for path in (written.path, left_out.path):
-        assert "No completions are on this page." in " ".join(Page(path.read_text(encoding="utf-8")).text)
-
-
-def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    run = load_run(write_history(tmp_path_factory.mktemp("run"), [{"step": 1, "loss": 1.0}]))
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "r.html", tmp_path / "folder"):
-        with pytest.raises(ConfigurationError, match="written"):
-            write_page([run], path, limit=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:

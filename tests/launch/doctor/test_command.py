@@ -75,38 +75,6 @@ def test_a_script_is_run_up_to_its_trainer(script: Script) -> None:
     assert not Path("out").exists()
 
 
-ENGINES = {  # of each shipped file: engine, processes and machines
-    "one_process.yaml": ("one_process", 1, 1),
-    "cpu_2_processes.yaml": ("ddp", 2, 1),
-    "ddp.yaml": ("ddp", 8, 1),
-    "zero2.yaml": ("zero2", 8, 1),
-    "zero3.yaml": ("zero3", 8, 1),
-    "zero3_offload.yaml": ("zero3", 8, 1),
-    "fsdp2.yaml": ("fsdp2", 8, 1),
-    "fsdp2_qlora.yaml": ("fsdp2", 8, 1),
-    "nodes_zero3.yaml": ("zero3", 16, 2),
-    "nodes_zero3_hpz.yaml": ("zero3", 16, 2),
-    "nodes_fsdp2.yaml": ("fsdp2_hybrid", 16, 2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENGINES)
-def test_the_shipped_launch_files_are_what_they_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert {path.name for path in (ROOT / "recipes" / "accelerate").iterdir()} == set(ENGINES)
-    alone = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--model_name_or_path", MODEL]
-    nodes = ["--machine_rank", "0", "--main_process_ip", "127.0.0.1"] if name.startswith("nodes") else []
-    use_cpu = ["--use_cpu", "true"] if name.startswith("cpu") else []
-    words = ["accelerate", "launch", "--config_file", f"recipes/accelerate/{name}", *nodes, *alone, *use_cpu]
-    found = examine([*words, "--max_completion_length", "64"], EIGHT)
-    assert errors(found) == [], said(found)
-    engine, processes, machines = ENGINES[name]
-    assert found.described.startswith(f"{engine}, {processes} process"), said(found)
-    assert (found.launch.machines, found.launch.problems) == (machines, ())
-    assert found.launch.offloads("optimizer") == found.launch.offloads("param") == ("offload" in name)
-
-
 def launch(engine: str, **more: Any) -> str:
     usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": engine, "num_processes": 2}
     rest = {"num_machines": 1, "machine_rank": 0, "main_training_function": "main", "mixed_precision": "bf16"}
@@ -122,15 +90,13 @@ FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "f
 @pytest.mark.parametrize(
     ("file", "words", "engine", "error"),
     [
-        ({"engine": "MULTI_GPU"}, (), "ddp, 2 processes", ""),
-        pytest.param({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", "", marks=SLOW),
+        ({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", ""),
         pytest.param({"engine": "DEEPSPEED", "deepspeed_config": DEEPSPEED}, (), "zero3, 2 processes", "", marks=SLOW),
         pytest.param({"engine": "FSDP", "fsdp_config": FSDP}, (), "fsdp2, 2 processes", "", marks=SLOW),
         pytest.param({"engine": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and", marks=SLOW),
         pytest.param({"engine": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus", marks=SLOW),
-        pytest.param({"engine": "NO", "distributed_type": False}, (), "", "launch", marks=SLOW),
     ],
-    ids=["ddp", "command line wins", "zero3", "fsdp2", "NO for two", "unknown key", "unquoted NO"],
+    ids=["ddp", "zero3", "fsdp2", "NO for two", "unknown key"],
 )
 def test_a_launch_file_is_read_by_the_launcher_itself(
     file: dict[str, Any], words: tuple[str, ...], engine: str, error: str
@@ -146,7 +112,7 @@ def test_a_launch_file_is_read_by_the_launcher_itself(
     assert [error in one for one in errors(found)] == [True] * bool(error), said(found)
     assert found.described.startswith(engine), said(found)
     if "fsdp_config" in file:
-        assert "Write fsdp_cpu_ram_efficient_loading" in said(found)
+        assert "Did you mean 'fsdp_cpu_ram_efficient_loading'" in said(found)
 
 
 @pytest.mark.slow
@@ -161,7 +127,7 @@ def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
     assert trl.described.startswith("ddp, 4 processes"), said(trl)
     assert errors(trl) == []
     module = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
-    torch = examine(["OMP_NUM_THREADS=1", "torchrun", "--nproc_per_node", "2", "--nnodes", "2", *module], EIGHT)
+    torch = examine(["torchrun", "--nproc_per_node", "2", "--nnodes", "2", *module], EIGHT)
     assert torch.described.startswith("ddp, 4 processes on 2 machines"), said(torch)
 
 
@@ -170,21 +136,8 @@ def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> N
     Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
     here = examine(["train.py"], NOTHING_LOADS)
     assert ["doesn't support bf16" in one for one in errors(here)] == [True]
-    assert "--gpus" in said(here)
     Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
     assert errors(examine(["train.py"], NOTHING_LOADS)) == []
-
-
-@pytest.mark.slow
-def test_several_ranks_on_the_cpu_are_what_accelerate_makes_of_them() -> None:
-    path = launch("MULTI_GPU")
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
-    alone = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
-    assert "bf16" in errors(alone)[0]
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
-    found = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
-    assert errors(found) == [], said(found)
-    assert found.described.startswith("ddp, 2 processes")
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """Estimates against what real training steps of tiny models hold and write, and against sums by hand."""
 
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -57,7 +55,6 @@ def weights_of(model: Any) -> tuple[int, int]:
     "settings",
     [
         pytest.param({}, marks=pytest.mark.slow, id="float32"),
-        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow, id="bfloat16"),
         pytest.param({**LORA, "dtype": "bfloat16"}, marks=pytest.mark.slow, id="lora"),
         pytest.param({**LORA, "dtype": "bfloat16", "bf16": True, "load_in_4bit": True}, id="qlora"),
     ],
@@ -143,13 +140,11 @@ def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     assert "the cache" not in awake.parts
 
 
-def test_what_may_not_fit_is_a_warning_and_never_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=GIB))
+def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:
     tight = case(devices=(4 * GIB,), sizes=qwen())
-    memory, disk = memory_problems(tight, estimated(tight))
-    assert (memory.severity, disk.severity) == ("warning", "warning")
+    (memory,) = memory_problems(tight, estimated(tight))
+    assert memory.severity == "warning"
     assert "optimizer states" in memory.message
-    monkeypatch.undo()
     roomy = case(sizes=qwen(), save_only_model=True, dtype="bfloat16")
     assert (memory_problems(roomy, estimated(roomy)), estimated(roomy).checkpoint_bytes) == ([], 2 * 494_032_768)
     assert estimated(case(sizes=qwen(), max_completion_length=None)).peak > estimated(roomy).peak

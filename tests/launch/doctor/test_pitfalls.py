@@ -1,6 +1,5 @@
 """Each pitfall: one setup that it speaks of and one that it does not."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -8,14 +7,13 @@ from typing import Any
 
 import peft
 import pytest
-import torch
 from accelerate.utils import DistributedType
 from transformers import BitsAndBytesConfig
 
 from tests.launch.doctor.cases import A100, adapted, case, launched, lora, qwen
 from trl_grpo_ext.launch.doctor import Machine, Severity
 from trl_grpo_ext.launch.doctor.case import Case
-from trl_grpo_ext.launch.doctor.pitfalls import _movable, problems_of
+from trl_grpo_ext.launch.doctor.pitfalls import problems_of
 
 DDP = launched("ddp", 2)
 ZERO2, ZERO3 = launched("zero2", 2), launched("zero3", 2)
@@ -52,17 +50,15 @@ PAIRS: dict[str, Pair] = {
         lambda: case(DDP, devices=(A100,)), lambda: case(DDP)),
     "fewer_machines_than_launched": Pair("error", "there are 1",
         lambda: case(NODES, machine=Machine(machines=1)), lambda: case(NODES, machine=Machine(machines=2))),
-    "several_gpus_for_one_process": Pair("warning", "spreads the model over them",
+    "several_gpus_for_one_process": Pair("warning", "spreads the model of one process",
         lambda: case(devices=(A100, A100), sizes=qwen()), lambda: case(DDP, sizes=qwen())),
-    "other_engine": Pair("error", "on the CPU Accelerate runs DDP in its place",
+    "other_engine": Pair("error", "but Accelerate runs DDP in its place",
         lambda: case(FSDP2, distributed_state=state("MULTI_CPU", 2)),
         lambda: case(FSDP2, distributed_state=state("MULTI_GPU", 2))),
     "one_process_in_place_of_several": Pair("error", "asks for 4 processes, and the launcher starts 1",
         lambda: case(launched(asked_processes=4)), lambda: case(launched("ddp", 4))),
     "machines_without_ranks": Pair("warning", "no job forms",
         lambda: case(NODES), lambda: case(replace(NODES, ranked=True))),
-    "quantised_without_adapters": Pair("error", "cannot be trained",
-        lambda: case(quantisation=FOUR_BIT), qlora),
     "quantised_with_vllm": Pair("error", "trl#4973",
         lambda: qlora(use_vllm=True), lambda: case(**lora(), use_vllm=True)),
     "storage_that_fsdp_cannot_divide": Pair("error", "uint8",
@@ -70,14 +66,14 @@ PAIRS: dict[str, Pair] = {
     "low_precision_weights_hardly_move": Pair("warning", "1e-06",
         lambda: case(DDP, dtype="bfloat16", learning_rate=1e-6),
         lambda: case(ZERO2, dtype="bfloat16", learning_rate=1e-6)),
-    "adapters_of_quantised_models_hardly_move": Pair("warning", "it can change 50% of lora_A's entries",
+    "adapters_of_quantised_models_hardly_move": Pair("warning", "learning_rate 2e-05 are lost",
         lambda: qlora(FSDP2, learning_rate=2e-5),
         lambda: replace(qlora(learning_rate=1e-6), trainer=SimpleNamespace(adapters_in_float32=True))),
-    "one_target_read_as_a_pattern": Pair("error", "regular expression",
+    "one_target_read_as_a_pattern": Pair("error", "Target modules q_proj not found",
         lambda: case(**adapted(peft.LoraConfig(target_modules="q_proj"))), lambda: case(**lora("q_proj"))),
     "no_lora_target_is_there": Pair("error", "not found in the base model",
         lambda: case(**lora("query", "quer")), lambda: case(**lora("q_proj", "v"))),
-    "lora_target_that_the_model_lacks": Pair("warning", "v_porj: no such module (there are v_proj",
+    "lora_target_that_the_model_lacks": Pair("warning", "lacks: v_porj",
         lambda: case(**lora("q_proj", "v_porj")), lambda: case(**lora("q_proj", "v_proj"))),
     "completions_longer_than_the_model": Pair(
         "error", "32768 positions", lambda: case(sizes=qwen(), max_completion_length=32768),
@@ -90,7 +86,7 @@ PAIRS: dict[str, Pair] = {
         lambda: case(use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)),
     "no_prompt_fills_a_batch": Pair("error", "3 training prompt(s) fill no generation batch, which takes 4",
         lambda: case(prompts=3, **FOUR), lambda: case(prompts=4, **FOUR)),
-    "impossible_value": Pair("error", "gradient_accumulation_steps is 0, and must be 1 or more; num_iterations is -1",
+    "impossible_value": Pair("error", "gradient_accumulation_steps is 0, and must be 1 or more, and finite; num",
         lambda: case(gradient_accumulation_steps=0, num_iterations=-1), lambda: case(gradient_accumulation_steps=1)),
     "unknown_loss_type": Pair("error", "'gspo'", lambda: case(loss_type="gspo"), lambda: case(loss_type="vespo")),
 }
@@ -102,18 +98,7 @@ def test_pitfall_speaks_of_what_is_wrong_alone(name: str) -> None:
     pair = PAIRS[name]
     (found,) = [problem for problem in problems_of(pair.wrong()) if pair.word in problem.message]
     assert found.severity == pair.severity, found
-    assert len(found.fix) >= 10 or "Accelerate" in found.message  # which says what to do itself
     assert not any(pair.word in problem.message for problem in problems_of(pair.right()))
-
-
-@pytest.mark.parametrize("width", [896, 3584])
-@pytest.mark.parametrize("learning_rate", [1e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3])
-def test_movable_is_what_bfloat16_keeps(width: int, learning_rate: float) -> None:
-    torch.manual_seed(0)
-    lora_A = torch.nn.init.kaiming_uniform_(torch.empty(64, width), a=math.sqrt(5)).bfloat16()  # as PEFT starts it
-    changed = float(((lora_A - learning_rate * torch.randn_like(lora_A).sign()) != lora_A).float().mean())
-    expected = _movable(case(sizes=replace(qwen(), hidden=width), learning_rate=learning_rate))
-    assert changed == pytest.approx(expected, abs=0.02 + 0.25 * expected)
 
 
 def test_problems_of_a_usual_run() -> None:

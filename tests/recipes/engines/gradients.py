@@ -2,9 +2,7 @@
 
     gradients.py CASES.json MODEL FOLDER ROWS
 
-The weights of each case go to FOLDER/CASE; ROWS completions are one process's micro-batch. Beside those that the
-trainer saves are those that its optimizer works on: in bfloat16 engines keep a copy in float32, and a step is far below
-what the saved ones can show.
+The weights of each case go to FOLDER/CASE; ROWS completions are one process's micro-batch.
 """
 
 import json
@@ -12,13 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from deepspeed.utils import safe_get_full_fp32_param
-from safetensors.torch import save_file
-
 from tests.support import train
-
-FLOAT32 = "float32.safetensors"
 
 
 def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None:
@@ -26,24 +18,12 @@ def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None
     hooks = settings.pop("hooks", None)
     run = train(model, folder, trainer_arguments={"advantage_hooks": hooks} if hooks else None, **settings)
     run.trainer.save_model()
-    parameters = {name: float32(parameter).contiguous() for name, parameter in run.trainer.model.named_parameters()}
-    if run.trainer.is_world_process_zero():
-        save_file(parameters, folder / FLOAT32)
     if case.get("compact_updates"):
         assert run.trainer._trl_grpo_ext.losses.updates._trials.exact.packed
     if case.get("share_prompts"):
         planned = [log for log in run.logs if "compact/live_tokens" in log]
         assert planned
         assert all(log["compact/computed_tokens"] < log["compact/live_tokens"] for log in planned)
-
-
-def float32(parameter: Any) -> torch.Tensor:
-    """The whole parameter as the optimizer has it; all ranks must ask."""
-    if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):
-        return safe_get_full_fp32_param(parameter).detach().clone()  # type: ignore[no-any-return]
-    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    assert whole.dtype == torch.float32, whole.dtype
-    return whole.detach().clone()  # type: ignore[no-any-return]
 
 
 def main() -> None:

@@ -108,8 +108,8 @@ f(x)=x+1 :: x+1 ¦ f(x)=x+1 :: 1 ¦ f(x)=x+2
 O(n \log n) :: O(n \log n) :: O(n) ¦ O(n^2 \log n)
 p \land q :: p \land q :: p \lor q ¦ p
 x^{2}+y^{2} \leq 4 :: x^2+y^2\le 4 :: 4 ¦ x^2+y^2<4
-\frac{\pi}{4} :: \int_0^1 \frac{1}{1+x^2} dx :: \int_0^1 \frac{2}{1+x^2} dx ¦ \int_0^1 \sin(x^{100})e^{x^{50}}\,dx
-18 :: 18 :: \int_0^1 \frac{\ln(1+x^{37})}{1+x^{21}}\,dx ¦ \int_0^\infty e^{-x^2} dx
+\frac{\pi}{4} :: \int_0^1 \frac{1}{1+x^2} dx :: \int_0^1 \frac{2}{1+x^2} dx
+18 :: 18 :: \int_0^\infty e^{-x^2} dx
 The answer is $3x-y+13=0$. :: 3x-y+13=0 :: 0 ¦ 3x+4y+14=0
 So the answer is $k \text{ is even}$ :: k \text{ is even} :: k \text{ is odd} ¦ k
 """

@@ -67,7 +67,6 @@ def test_which_names_are_the_solution_s(tests: str, entry: str | None, free: lis
         "import math\nx = f(1)",
         "assert True",
         "assert 'a message only'",
-        "def helper(x):\n    assert x == 1\ndef test_f():\n    return f(1)",
         "METADATA = {}",
         "print(f(1))",
     ],

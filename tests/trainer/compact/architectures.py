@@ -1,16 +1,8 @@
-"""Every causal language model of the installed transformers, small, in updates of compact rows against plain TRL's.
-
-    python -m tests.trainer.compact.architectures [NAME ...]
-
-It prints a table: for each architecture and width of a batch, whether its rows were packed, or why not, and the
-gradient's relative gap.
-"""
+"""Every causal language model of the installed transformers, small, in updates of compact rows against plain TRL's."""
 
 import inspect
 import logging
 import math
-import sys
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -198,8 +190,8 @@ def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
         ranks=1, rank=0, accumulation=2, rows_per_pass=4, pad_id=0, device=torch.device("cpu"), gather=lambda t: t
     )
     return CompactUpdates(
-        Freedom(sort=True, drop=True, any_count=True),
-        facts,
+        freedom=Freedom(sort=True, drop=True, any_count=True),
+        facts=facts,
         loss_type=None,
         packing=packing_of(model, loss, share=True, compiled=False, overridden=False),
         policy=lambda: (trls_logps, model),
@@ -244,23 +236,3 @@ def tried(name: str) -> Outcome:
         room.setLevel(level)
     outcome.said = heard.said
     return outcome
-
-
-def main() -> None:
-    outcomes = []
-    for name in sys.argv[1:] or NAMES:
-        try:
-            outcome = tried(name)
-        except Exception as error:  # one line of the table, and the others follow
-            outcome = Outcome(name, gaps={"error": float("inf")}, failed=f"{type(error).__name__}: {error}")
-        outcomes.append(outcome)
-        gaps = ", ".join(
-            f"{width} {gap:.0e}{' packed' * outcome.packed.get(width, False)}" for width, gap in outcome.gaps.items()
-        )
-        why = "; ".join([*outcome.said, outcome.failed])
-        print(f"| {name} | {outcome.kind} | {gaps} | {' '.join(why.split())[:300]} |", flush=True)
-    print(Counter(outcome.kind for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    main()

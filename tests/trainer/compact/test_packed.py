@@ -5,7 +5,6 @@ With a float64 forward to 1e-9. Trainings are in `test_updates` and `test_parity
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
-    Gemma2Config,
     LlamaConfig,
-    MambaConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
@@ -33,19 +29,11 @@ from tests.support import relative_gap
 from tests.trainer.process_worker import Float64Trainer, norms_in_float64
 from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.compact import packed as packed_rows
-from trl_grpo_ext.trainer.compact.packed import (
-    PackedRows,
-    Packing,
-    packing_of,
-    reason_against_sharing,
-    window_of,
-)
+from trl_grpo_ext.trainer.compact.packed import PackedRows, Packing, reason_against_sharing, window_of
 from trl_grpo_ext.trainer.compact.plan import part_tokens, plan_block
 from trl_grpo_ext.trainer.compact.trials import Exact, Rows, Trials
-from trl_grpo_ext.trainer.facts import LossSettings
 
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
-LOSS = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
 SIZES: dict[str, Any] = {**TINY, "vocab_size": 42}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -102,15 +90,6 @@ def test_packed_rows_by_hand() -> None:
     assert shared.allowed.long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]  # type: ignore[union-attr]
     assert packed.back(torch.arange(6.0).unsqueeze(0), 3, 3).tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0]]
     assert PackedRows.of(ids, 3, np.array([[2, 0]] * 3), np.arange(3)) is None  # nothing to score
-
-
-def test_a_block_holds_rows_of_like_lengths() -> None:
-    rows = [np.arange(length) for length in (2, 10, 9, 3, 10)]
-    lengths = [[len(row) for row in block] for block in packed_rows._alike(rows, 5, spare=24.0)]
-    # Beside a prompt of 5 a row of 9 pads 10 * 15 - 9 * 14 = 24 pairs of a block of 10; the row of 3 would pad 126.
-    assert lengths == [[10, 10, 9], [3, 2]]
-    assert [len(block) for block in packed_rows._alike(rows, 5, spare=23.0)] == [2, 1, 2]
-    assert [len(block) for block in packed_rows._alike(rows, 5, spare=float("inf"))] == [5]
 
 
 CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
@@ -183,17 +162,6 @@ def test_packed_plans_never_compute_more(rows: list[tuple[int, int]], prompt: in
     assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(shared.tolist()))
 
 
-def test_groups_are_cut_where_a_part_is_full() -> None:
-    # A group of four is 10 + 4 * 5 tokens. By itself a row is 15.
-    lengths, groups = np.array([[10, 5]] * 8), np.array([0, 1] * 4)
-    block = [(lengths, np.ones(8, dtype=bool))]
-    (plan,) = plan_block(block, 2, groups=[groups])  # 60 tokens run at a time without a plan: so one pass is enough
-    assert (*map(len, plan.steps), plan.computed, plan.live, plan.distinct, plan.idle) == (8, 1, 60, 120, 60, 1)
-    (plan,) = plan_block(block, 4, groups=[groups])  # 30 do, and two micro-steps are left with a placeholder
-    assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7), (-1,), (-1,))
-    assert (plan.computed, plan.idle) == (60, 2)
-
-
 def adapted(config: Any) -> Callable[[Any], Any]:
     return lambda model: get_peft_model(model, config)
 
@@ -204,11 +172,8 @@ def dropping(model: Any) -> Any:
 
 
 DROPPING_LORA = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
-PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-ALIBI = FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True)
 
 
-MAMBA = MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1)
 MIXTRAL = MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1)
 
 
@@ -226,52 +191,6 @@ def test_reason_against_sharing(config: Any, change: Any, reason: str | None) ->
     model = AutoModelForCausalLM.from_config(config)
     found = reason_against_sharing(model if change is None else change(model))
     assert found is None if reason is None else reason in str(found)
-
-
-@pytest.mark.parametrize(
-    ("config", "change"),
-    [
-        (ALIBI, None),
-        (MAMBA, None),
-        (Gemma2Config(**SIZES, attn_implementation="eager"), None),
-        (LlamaConfig(**SIZES), adapted(PREFIX)),
-    ],
-    ids=["alibi", "mamba", "eager", "prefix"],
-)
-def test_trials_leave_models_out(config: Any, change: Any) -> None:
-    model = model_of(config, torch.float32)
-    model = model if change is None else change(model)
-    assert not exact_in(model, Packing(share=True)).packed
-
-
-def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    model, quantile = model_of(*CONFIGS["llama"]), replace(LOSS, top_entropy_quantile=0.5)
-    options: dict[str, Any] = {"compiled": False, "overridden": False}
-    with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact.packed"):
-        assert packing_of(model, quantile, share=True, **options) is None
-        assert packing_of(model, LOSS, share=False, **{**options, "overridden": True}) is None
-        sharing = packing_of(model, LOSS, share=True, **{**options, "overridden": True})
-        assert sharing is not None
-        assert sharing.share
-        without = packing_of(dropping(model_of(*CONFIGS["llama"])), LOSS, share=True, **options)
-        assert without is not None
-        assert not without.share
-        made = Packing(share=True, window=13)
-        inside = batch_of()
-        inside["attention_mask"][0, 9] = 0
-        for _ in range(2):
-            assert made.pack(*batch_of().values()) is None
-            assert made.pack(*inside.values()) is None
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if "packed" in record.name]
-    assert [level for level, _ in said] == ["WARNING", "INFO", "WARNING", "WARNING", "WARNING"]
-    expected = (
-        "top_entropy_quantile",
-        "a class of yours overrides",
-        "attention_dropout 0.1",
-        "a row of 14 tokens is longer than the sliding window of 13",
-        "a row has padding inside",
-    )
-    assert all(reason in text for reason, (_, text) in zip(expected, said, strict=True))
 
 
 def ignores_positions(model: Any) -> None:
@@ -318,3 +237,14 @@ def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     assert packed is not None
     with pytest.raises(UpstreamError, match=r"LlamaModel .*0 times"):
         packing.logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, packed)
+
+
+def test_rows_that_are_not_packed(caplog: pytest.LogCaptureFixture) -> None:
+    packing, inside = Packing(share=True, window=13), batch_of()
+    inside["attention_mask"][0, 9] = 0
+    for _ in range(2):
+        assert packing.pack(*batch_of().values()) is None
+        assert packing.pack(*inside.values()) is None
+    expected = ("a row of 14 tokens is longer than the sliding window of 13", "a row has padding inside")
+    said = [record.getMessage() for record in caplog.records if "packed" in record.name]
+    assert all(reason in text for reason, text in zip(expected, said, strict=True))  # once each

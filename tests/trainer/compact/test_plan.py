@@ -82,14 +82,6 @@ ranks_of_rows = st.integers(1, 3).flatmap(
 )
 
 
-def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
-    # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
-    # run at a time, so that five short ones may.
-    (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1), (1, 1), (1, 1))], 2)
-    assert plan.steps == ((2,), (0, 1, 3, 4, 5))
-    assert (plan.live, plan.computed) == (20, 20)
-
-
 def test_rows_that_count_each_other_stay_as_many() -> None:
     (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1))], 2, rows_per_step=2)
     assert plan.steps == ((0, 2), (1, 3))
@@ -109,13 +101,6 @@ def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
     assert two.steps == ((2, -1), (-1, -1))
     assert (one.computed, one.idle, one.dropped) == (2 * 10 + 2 * 3, 0, 0)
     assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7, 1, 3, 7)
-
-
-def test_plan_with_few_rows_has_placeholders() -> None:
-    rank = [((2, 3), True), ((2, 3), False), ((1, 4), True), ((2, 3), False)]
-    (plan,) = plans_of([rank], 4)
-    assert plan.steps == ((2,), (0,), (-1,), (-1,))
-    assert (plan.computed, plan.idle) == (5 + 5, 2)
 
 
 @given(ranks_of_rows, st.integers(1, 5), st.randoms(use_true_random=False))

@@ -48,8 +48,6 @@ def test_a_row_is_measured_by_its_masks() -> None:
     per_token = rows["advantages"].unsqueeze(1).repeat(1, 6)
     per_token[1, :5] = 0.0  # only where nothing counts
     assert row_lengths_and_kinds({**rows, "advantages": per_token})[:, 2].tolist() == [1, 1, 0, 0]
-    rows["importance_sampling_ratio"][1] = 0.0
-    assert row_lengths_and_kinds(rows, ratios_multiply=True)[:, 2].tolist() == [1, 1, 0, 0]
 
 
 def test_parts_by_hand_and_trls_batches_are_left_as_they_were() -> None:

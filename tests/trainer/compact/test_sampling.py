@@ -75,15 +75,6 @@ def test_shared_prompts_are_answered_as_before(name: str, cache: str | None) -> 
     assert "generate" not in vars(model)
 
 
-def test_shared_prompts_with_lora() -> None:
-    adapted = get_peft_model(model_of(CONFIGS["llama"]), LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM"))
-    assert copies_exactly(adapted)
-    once = answered(adapted, None)
-    rows, shared = rows_of_first_pass(adapted, None)
-    assert rows == 3
-    assert torch.equal(shared.sequences, once.sequences)
-
-
 def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
     model, seen = model_of(CONFIGS["llama"]), []
     model.generate = lambda **given: seen.append(given)
@@ -93,17 +84,6 @@ def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
     assert "past_key_values" not in seen[0]
     assert "past_key_values" in seen[1]
     assert "generate" in vars(model)  # the user's own
-
-
-@pytest.mark.parametrize("settings", [{"use_cache": False}, {"num_beams": 2}, {"cache_implementation": "dynamic"}])
-def test_shared_prompts_leave_other_ways_to_generate_alone(settings: dict[str, Any]) -> None:
-    model = model_of(CONFIGS["llama"])
-    own = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": 41}
-    config = GenerationConfig(**own, **settings)
-    given = {"input_ids": IDS, "attention_mask": (IDS > 0).long(), "generation_config": config}
-    once = model.generate(**given)
-    with shared_prompts(model):
-        assert torch.equal(model.generate(**given), once)
 
 
 @pytest.mark.parametrize(

@@ -7,35 +7,23 @@ The grid of TRL's settings is in `test_parity`.
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GPT2Config,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
 from tests.support import Run, flat, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_rollout
-from tests.trainer.test_processes import BY_WEIGHTS
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.compact import trials
-from trl_grpo_ext.trainer.compact.updates import Freedom, updates_of
+from tests.trainer.process_worker import Float64ExtTrainer, uneven_rollout
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.trainer.compact.updates import Freedom
 from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
 
-MODULE = "trl_grpo_ext.trainer"
 EXACT = {"float64": 1e-9, "float32": 1e-5}
 DIFFERENT = 1e-3
 LOGGED = 1e-6
@@ -99,7 +87,6 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
 
 
 FREE = Freedom(sort=True, drop=True, any_count=True)
-ALL_ROWS_RUN = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
 
@@ -171,28 +158,6 @@ def test_updates_of_three_steps(tiny_model: Path, tmp_path: Path, overrides: dic
         assert least <= min(metrics["live_tokens"], metrics["computed_tokens"])
 
 
-class Waves:
-    """Advantages that differ from token to token, and change their sign."""
-
-    declares = HookDeclaration(role="transform")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T * (torch.cos(1.7 * torch.arange(advantages_B_T.size(1))) + 0.3)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_path: Path, beta: float) -> None:
-    job = {**COMMON, "float64": True, "uneven": True, "hooks": ["leave_one_out", Waves()], "beta": beta}
-    job["aggregations"] = [*BY_WEIGHTS, {"name": "token_mean", "skip_zero_variance": True}]
-    ours = run_job(tiny_model, tmp_path / "exact", {**job, "compact_updates": "exact"})
-    theirs = run_job(tiny_model, tmp_path, job)
-    measured = [relative_gap(*step) for step in zip(ours["gradients"], theirs["gradients"], strict=True)]
-    assert len(measured) == len(BY_WEIGHTS) + 1
-    assert max(measured) < EXACT["float64"]
-    dropped = [log["compact/rows_dropped"] for log in ours["logs"] if "loss" in log]
-    assert dropped == [0.0 if beta else 0.5] * len(measured)
-
-
 def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     ours, theirs = pair(tiny_model, tmp_path, Seen, max_steps=3)
     for step, metrics in enumerate(compact_logs(ours)):
@@ -237,50 +202,6 @@ def test_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path, row: int,
     assert all(log["entropy"] > 1.0 for log in ours.logs if "entropy" in log) or row < 0
 
 
-def test_updates_drop_masked_sequences(tiny_model: Path, tmp_path: Path) -> None:
-    class Masked(Seen):
-        """TRL's correction, with a ratio of 0 for every other completion, as `sequence_mask` gives."""
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            batch = super()._generate_and_score_completions(inputs)
-            if self.model.training:
-                self.use_vllm = True  # only now, since there is no engine
-                kept_B = torch.arange(len(batch["advantages"])) % 2 == 0
-                batch["importance_sampling_ratio"] = kept_B.double().unsqueeze(1) * 0.7
-            return batch
-
-    for loss_type in ("dapo", "grpo"):
-        ours, theirs = pair(tiny_model, tmp_path / loss_type, Masked, loss_type=loss_type, max_steps=1)
-        assert max(gaps(ours, theirs)) < EXACT["float64"]
-        assert compact_logs(ours)[0]["rows_dropped"] == 0.75  # half of the half that has a signal
-    ours, theirs = pair(tiny_model, tmp_path / "kl", Masked, beta=0.04, max_steps=1)
-    assert max(gaps(ours, theirs)) < EXACT["float64"]
-    assert compact_logs(ours)[0]["rows_dropped"] == 0
-
-
-@pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_records_are_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None) -> None:
-    overrides: dict[str, Any] = {"token_records": 99, "max_steps": 1, "loss_aggregation": aggregation}
-    ours, theirs = pair(tiny_model, tmp_path, loss_type=loss_type, **overrides)
-    totals, trained = {}, {}
-    for name, run in (("exact", ours), ("off", theirs)):
-        rows = pyarrow.parquet.read_table(tmp_path / name / "token_records" / "step_00001.parquet").to_pylist()
-        assert len(rows) == 16
-        # At ratio 1 and without a KL penalty a token's loss is minus its advantage. Rows that did not run have none.
-        terms = {
-            (row["group"], row["member"]): [w * a for w, a in zip(row["weight"], row["advantage"], strict=True)]
-            for row in rows
-            if row["advantage"] is not None
-        }
-        trained[name] = len(terms)
-        totals[name] = {completion: -sum(values) for completion, values in terms.items()}
-        assert run.losses[0] == pytest.approx(sum(totals[name].values()), abs=2e-5)
-    assert trained == {"exact": 8, "off": 16}
-    for completion, total in totals["exact"].items():
-        assert total == pytest.approx(totals["off"][completion], abs=1e-6)
-
-
 def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     """A model with the tiny model's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -295,29 +216,9 @@ def test_updates_with_auxiliary_loss(tiny_moe: Path, tmp_path: Path, monkeypatch
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.extension.freedom_of", lambda *_: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.mixin.freedom_of", lambda *_: SORTED)
     lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
-
-
-def test_updates_with_absolute_positions(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    sizes: dict[str, Any] = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
-    dropout: dict[str, Any] = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    ends: dict[str, Any] = {"vocab_size": 42, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
-    model = saved(GPT2Config(**sizes, **dropout, **ends), tiny_model, tmp_path / "model")
-    overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "beta": 0.04, "num_iterations": 2}
-    ours, theirs = pair(model, tmp_path, GRPOExtTrainer, **overrides, share_prompts=True)
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-    assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
-    assert "prompts are not shared: the model's positions are absolute" in caplog.text
-    monkeypatch.setattr(trials, "TIMES", 1e9)
-    lifted, _ = pair(model, tmp_path, GRPOExtTrainer, **overrides)
-    assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
-    monkeypatch.undo()
-    kept, _ = pair(model, tmp_path, Seen, max_steps=1)
-    assert compact_logs(kept)[0]["computed_tokens"] == sum(seen["computed"] for seen in kept.trainer.seen)
 
 
 class AdaptersInFloat32(TrainerCallback):
@@ -341,53 +242,3 @@ def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
     assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
     assert max(gaps(*runs)) < EXACT["float32"]
     assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
-
-
-def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Path) -> None:
-    shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
-
-    class Recording(Float64ExtTrainer):
-        generating = False
-
-        def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
-            if self.generating and not torch.is_grad_enabled():
-                shapes[self.args.compact_updates].append(tuple(keywords["input_ids"].shape))
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            self.generating = True
-            batch = super()._generate_and_score_completions(inputs)
-            self.generating = False
-            return batch
-
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
-            for model in (self.model, self.ref_model):
-                model.register_forward_pre_hook(self._forward, with_kwargs=True)
-
-    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=4)
-    assert len(shapes["exact"]) == len(shapes["off"]) == 16  # both models
-    assert shapes["exact"][:8] == shapes["off"][:8]  # before the first update nothing is tried
-    tokens = {name: sum(rows * width for rows, width in found[8:]) for name, found in shapes.items()}
-    assert tokens["exact"] < 0.8 * tokens["off"]
-    assert max(gaps(ours, theirs)) < EXACT["float64"]
-
-
-def test_a_liger_loss_is_refused() -> None:
-    trainer, plugins = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), SimpleNamespace(compact=True)
-    given: Any = (trainer, None, plugins, None, None, None)
-    with pytest.raises(ConfigurationError, match="use_liger_kernel"):
-        updates_of(*given, own_passes=False)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"compact_updates": "on"}, "compact_updates must be 'off' or 'exact', got 'on'"),
-        ({"share_prompts": True}, "share_prompts needs compact_updates: exact"),
-    ],
-)
-def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, **overrides)
-    of_yaml: Any = {"compact_updates": False}  # which reads `off` so
-    assert GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **of_yaml).compact_updates == "off"

@@ -9,8 +9,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from tests.docs_site.blocks import ROOT, blocks_of
-from tests.trainer.pipelines.test_tools import ASKED, RESPONSE, TEMPERATURE, biases, call, result
-from tests.trainer.watch import Watch
+from tests.trainer.support import ASKED, RESPONSE, TEMPERATURE, Watch, biases, call, result
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.types import Place
 

@@ -10,9 +10,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support import arguments
-from tests.trainer.pipelines.test_tools import ASKED, TEMPERATURE, call, result
-from tests.trainer.pipelines.tool_model import END, RESPONSE, START, biases
-from tests.trainer.watch import Watch
+from tests.trainer.support import ASKED, END, RESPONSE, START, TEMPERATURE, Watch, biases, call, result
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.rewards.environment import record_steps

@@ -10,9 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests import tiny_vision
-from tests.trainer.pictured import saved
-from tests.trainer.pipelines.test_tools import TEMPERATURE, call
-from tests.trainer.pipelines.tool_model import RESPONSE, START, biases
+from tests.trainer.support import RESPONSE, START, TEMPERATURE, biases, call, saved
 
 TWO_IMPORTS = """
 from trl_grpo_ext import GRPOExtConfig as GRPOConfig

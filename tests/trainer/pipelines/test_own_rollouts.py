@@ -8,7 +8,21 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import arguments, length_reward, prompts, relative_gap, train
-from tests.trainer.pipelines import page
+from tests.trainer.support import (
+    EXACT,
+    Doubled,
+    Falling,
+    assert_gradient,
+    constant,
+    expected_gradient,
+    falling,
+    group_advantages,
+    mixed,
+    on_top,
+    rows_of,
+    sequence_means,
+    theirs,
+)
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
@@ -22,57 +36,25 @@ def difficulty(rows: int) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, compact: str) -> None:
-    hook = page.Falling()
+    hook = Falling()
     run = train(
         tiny_model,
         tmp_path,
-        page.mixed(page.theirs("Curriculum")),
+        mixed(theirs("Curriculum")),
         hooks=[hook],
         gradient_accumulation_steps=2,
         compact_updates=compact,
         **ONE_STEP,
     )
-    rows = page.rows_of(tiny_model, 4)
-    advantages = page.group_advantages(rows) * difficulty(16)
+    rows = rows_of(tiny_model, 4)
+    advantages = group_advantages(rows) * difficulty(16)
     advantages[4:8] = 0.0  # the solved group
     mask_B_T = hook.rollouts[0].mask_B_T
     torch.testing.assert_close(hook.seen[0], advantages.unsqueeze(1) * mask_B_T)
     assert hook.rollouts[0].rewards_B.tolist() == pytest.approx(length_reward([ids for _, ids in rows]))
-    page.assert_gradient(run, tiny_model, rows, page.falling(advantages.tolist(), rows), page.sequence_means(rows))
-    without = page.constant(advantages.tolist(), rows)
-    assert (
-        relative_gap(page.expected_gradient(tiny_model, rows, without, page.sequence_means(rows)), run.gradients[0])
-        > 0.1
-    )
-
-
-@pytest.mark.slow
-def test_own_advantages_before_an_estimator(tiny_model: Path, tmp_path: Path) -> None:
-    hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
-    ours = train(tiny_model, tmp_path / "mixed", page.mixed(page.theirs("Curriculum")), **hooks)
-    plain = train(tiny_model, tmp_path / "plain", **hooks)
-    assert relative_gap(ours.gradients[0], plain.gradients[0]) == 0.0
-
-
-class LongerIsBetter(GRPOTrainer):
-    """A bonus on the rewards themselves."""
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return rewards + 0.5 * torch.tensor([[float(len(ids))] for ids in completion_ids_list])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [page.mixed, page.on_top])
-def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> None:
-    hook = page.Falling()
-    run = train(tiny_model, tmp_path, make(LongerIsBetter), hooks=["centred", hook], **ONE_STEP)
-    rows = page.rows_of(tiny_model)
-    rewards = torch.tensor(length_reward([ids for _, ids in rows]))
-    if make is page.mixed:  # else theirs acts after the hooks have been told
-        rewards = rewards + 0.5 * torch.tensor([float(len(ids)) for _, ids in rows])
-    centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(1, keepdim=True)).flatten()
-    page.assert_gradient(run, tiny_model, rows, page.falling(centred.tolist(), rows), page.sequence_means(rows))
+    assert_gradient(run, tiny_model, rows, falling(advantages.tolist(), rows), sequence_means(rows))
+    without = constant(advantages.tolist(), rows)
+    assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), run.gradients[0]) > 0.1
 
 
 @pytest.mark.slow
@@ -83,16 +65,16 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
             return {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
 
     with pytest.raises(ConfigurationError, match="row 0"):
-        train(tiny_model, tmp_path, page.mixed(Reversed), hooks=["centred"], max_steps=1)
-    assert train(tiny_model, tmp_path, page.mixed(Reversed), max_steps=1).gradients  # its own affair
+        train(tiny_model, tmp_path, mixed(Reversed), hooks=["centred"], max_steps=1)
+    assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # its own affair
 
 
 @pytest.mark.slow
 def test_own_rows_dropped_keep_weights(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, page.on_top(page.theirs("DropsSolved")), hooks=[page.Falling()], **ONE_STEP)
-    rows = page.rows_of(tiny_model)
-    advantages = page.falling(page.group_advantages(rows).tolist(), rows)
-    page.assert_gradient(run, tiny_model, rows[:4], advantages[:4], page.sequence_means(rows[:4], sequences=8))
+    run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
+    rows = rows_of(tiny_model)
+    advantages = falling(group_advantages(rows).tolist(), rows)
+    assert_gradient(run, tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
 
 
 class SamplesTwice(GRPOTrainer):
@@ -109,24 +91,24 @@ class SamplesTwice(GRPOTrainer):
 @pytest.mark.slow
 def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="loss aggregation"):
-        train(tiny_model, tmp_path, page.on_top(SamplesTwice), **ONE_STEP)
-    hooks: dict[str, Any] = {"hooks": [page.Doubled()], "max_steps": 1}
-    doubled = train(tiny_model, tmp_path, page.on_top(SamplesTwice), **hooks)
+        train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
+    hooks: dict[str, Any] = {"hooks": [Doubled()], "max_steps": 1}
+    doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)
     plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
     twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}
-    assert relative_gap(doubled.gradients[0], twice) < page.EXACT
+    assert relative_gap(doubled.gradients[0], twice) < EXACT
 
 
 def test_mixin_behind_trls_trainer_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
 
-        class Wrong(page.theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
+        class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
             pass
 
     class MoreOfOurs(GRPOExtMixin):  # a mixin of mixins is no trainer yet
         pass
 
-    assert issubclass(page.on_top(page.theirs("Curriculum")), GRPOExtTrainer)
+    assert issubclass(on_top(theirs("Curriculum")), GRPOExtTrainer)
 
 
 class Particular(GRPOTrainer):
@@ -144,7 +126,7 @@ class Particular(GRPOTrainer):
 
 def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_path: Path) -> None:
     rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    trainer = page.mixed(Particular)(
+    trainer = mixed(Particular)(
         model=str(tiny_model),
         reward_funcs=rewards,
         args=arguments(
@@ -165,4 +147,4 @@ def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_p
 
     rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
     with pytest.raises(ConfigurationError, match="replaced"):
-        page.mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
+        mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())

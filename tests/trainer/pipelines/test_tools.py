@@ -1,6 +1,5 @@
 """Tools, environments and rollout functions of TRL's trainer: what hooks see, and which tokens are trained on."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,23 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.credit.test_turns import add, divide
 from tests.support import Recorder, arguments, length_reward, relative_gap, train
-from tests.trainer.pipelines.page import EXACT, Falling, assert_gradient, expected_gradient
-from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases
+from tests.trainer.support import (
+    ASKED,
+    END,
+    EXACT,
+    RESPONSE,
+    START,
+    TEMPERATURE,
+    Falling,
+    assert_gradient,
+    biases,
+    call,
+    expected_gradient,
+    result,
+)
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.types import Parts
-
-TEMPERATURE = 20.0
-ASKED = f"?{END}\n{START}assistant\n"
-
-
-def call(name: str, **values: int) -> str:
-    return f"{CALL}{json.dumps({'name': name, 'arguments': values})}{CALLED}"
-
-
-def result(value: str) -> str:
-    """What the chat template writes for a tool's answer, until the model goes on."""
-    return f"\n{START}tool\n{value}{END}\n{START}assistant\n"
-
 
 ADD, FAIL, GUESS = call("add", a=2, b=3), call("divide", a=1, b=0), "not sure."
 SUM, GAVE_UP = "it is 5.", "no."
@@ -196,31 +194,12 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
     assert_gradient(run, tiny_model, rows, advantages, weights)
 
 
-def last_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """Different for nearly all: what the last message has in it, and whether a call failed."""
-    return [len(messages[-1]["content"]) / 4 - ("error" in messages[1]["content"]) for messages in completions]
-
-
 @pytest.mark.slow
-def test_the_outcomes_advantage_for_all_turns_is_trls(tool_model: Path, tmp_path: Path) -> None:
-    scripts = {  # two turns in every completion, so that a group's turns are compared with all of it
-        ASKED: [ADD, FAIL],
-        result("5"): [SUM, "so 5."],
-        result("{'error': 'division by zero'}"): [GAVE_UP],
-    }
+def test_tools_with_nothing_selected_are_trls(tool_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
-    trl, theirs = tool_run(tool_model, tmp_path / "trl", None, [last_letters], scripts, **settings)
-    assert len({*trl._logs["rewards"]["last_letters"]}) > 1
-    hooks: dict[str, list[Any]] = {
-        "off": [],
-        "turn": ["turn_rewards"],
-        "outcome": [{"name": "turn_rewards", "form": "turn_plus_outcome"}],
-        "episodes": [{"name": "gigpo", "step_weight": 0.0, "normalise": True}],
-    }
-    for name, chosen in hooks.items():
-        trainer, ours = tool_run(tool_model, tmp_path / name, chosen, [last_letters], scripts, **settings)
-        for step, gradient in enumerate(theirs.gradients):
-            gap = relative_gap(ours.gradients[step], gradient)
-            # GiGPO has 1e-6 beside the deviation, where TRL has 1e-4.
-            assert gap == 0.0 if name == "off" else gap < (1e-6 if name != "episodes" else 1e-3)
-        assert trainer._logs["completion"] == trl._logs["completion"]
+    theirs, ours = (
+        tool_run(tool_model, tmp_path / name, hooks, [answered], **settings)
+        for name, hooks in (("trl", None), ("ours", []))
+    )
+    assert ours[0]._logs["completion"] == theirs[0]._logs["completion"]
+    assert [relative_gap(*pair) for pair in zip(ours[1].gradients, theirs[1].gradients, strict=True)] == [0.0, 0.0]

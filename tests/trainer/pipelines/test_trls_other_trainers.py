@@ -15,7 +15,7 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from tests.support import length_reward, prompts, train
-from tests.trainer.pipelines.page import PAGE, Doubled, DoubledForward, Falling, FallingForward, mixed, theirs
+from tests.trainer.support import PAGE, Doubled, DoubledForward, Falling, FallingForward, mixed, theirs
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import accelerate.utils
 import pytest
 import torch
-from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
 from trl.kernels import chunked_logprob
@@ -80,13 +79,6 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     trainer = made(tiny_model, tmp_path_factory.mktemp("trained"), Batches)
     trainer.train()
     return trainer
-
-
-def test_installed_trl_is_accepted() -> None:
-    with warnings.catch_warnings():
-        if Version(version("trl")).release[:2] <= Version(contract.NEWEST_TESTED).release[:2]:
-            warnings.simplefilter("error")
-        contract.check_version()
 
 
 def test_everything_listed_is_there(trained: Any) -> None:
@@ -217,7 +209,7 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     near = [
         (file, tree)
         for file, tree in trees()
-        if not file.startswith(("guard/", "prompt_samplers/", "rewards/", "testing/"))
+        if not file.startswith(("guard/", "history/report/", "prompt_samplers/", "rewards/", "testing/"))
     ]
     used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
     assert {
@@ -240,7 +232,7 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
         if isinstance(node, ast.Attribute)
         and (
             (isinstance(node.value, ast.Name) and node.value.id in ("self", "trl", "trainer"))
-            or (isinstance(node.value, ast.Attribute) and node.value.attr in ("_trl", "_trainer"))
+            or (isinstance(node.value, ast.Attribute) and node.value.attr in ("trainer", "_trainer"))
         )
     }
     used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}

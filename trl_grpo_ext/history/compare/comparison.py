@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from ...credit.flow import plugin_label
 from .running import BatchResult
-from .saved import SavedBatch, join_key, number_of
-from .selections import LoadedSelection
+from .saved import SavedBatch, number_of
 from .statistics import Estimate
 
 
@@ -25,9 +23,6 @@ class SelectionNumbers:
     """One selection over all completions."""
 
     name: str
-    rewards: Mapping[str, float | None]  # each with the mean of its values
-    hooks: Sequence[str]
-    aggregation: str
     reward_mean: float | None  # of the weighted sums
     without_signal: float | None  # share of the groups, as training logs it in `groups/zero_variance`
     positive_mass: float | None  # share of the gradient mass on tokens with an advantage above 0
@@ -35,27 +30,12 @@ class SelectionNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some of the completions, or a tenth of each, with its share of the gradient mass by selection."""
+    """Some of the completions, with their share of the gradient mass by selection."""
 
     name: str
-    completions: int | None = None  # None for tenths
-    tokens: float | None = None  # share of the live tokens; None for tenths
+    completions: int
+    tokens: float | None  # share of the live tokens
     mass: Mapping[str, float | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """A completion that two selections treat differently."""
-
-    step: int  # at which it was saved
-    group: str  # by the file's number or a running one
-    member: int
-    tokens: int  # live ones
-    prompt: str  # messages as JSON
-    completion: str
-    mass: Mapping[str, float]  # by selection, its share of the gradient mass
-    advantage: Mapping[str, float]  # by selection, the mean of its tokens' advantages
-    reward: Mapping[str, float | None]  # by selection, the weighted sum of its rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +47,6 @@ class Pair:
     same_sign: float  # share of the completions whose advantages have the same sign, or are 0 under both
     moved: float | None  # share of the mass that moves to other completions: half the sum of absolute differences
     moved_between_tokens: float | None  # the same, between tokens
-    disagreements: Sequence[Disagreement]  # where the shares of the mass differ most, largest difference first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +83,10 @@ class Comparison:
     """A comparison of selections of plugins on the same completions; the first selection is the base."""
 
     source: str  # the file or folder
-    tokens_are: str  # "records", "tokenizer" or "words"
     notes: Sequence[str]  # how the files were read, and what the numbers leave out; one sentence each
     steps: Sequence[int]  # that were read, one for each generation batch
     completions: int
     groups: int
-    num_generations: int  # completions per group; the smallest number if batches differ
     tokens: int  # live ones under the base
     correct_by: str  # the reward that says which completions are right: the base's first
     right_at: float  # the least value of a right completion
@@ -117,7 +94,6 @@ class Comparison:
     pairs: Sequence[Pair]  # the base with each of the others
     by_length: Sequence[Part]  # quarters of the completions by their live tokens
     by_correctness: Sequence[Part]  # right and wrong ones, and unjudged ones
-    by_position: Sequence[Part]  # tenths of every completion
     gradients: Gradients | None = None  # None without a model
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
     results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)  # by selection, per batch
@@ -140,15 +116,12 @@ def _plain(value: Any) -> Any:
 
 
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
-TENTHS = 10
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""
-_SAME = 1e-6
-"""Shares of the mass that differ by no more, relative to the largest, count as equal."""
 
 
 class _Totals:
-    """One selection's numbers of all `N` completions, in float64; shares are zero without any gradient mass."""
+    """One selection's numbers of all `N` completions, in float64."""
 
     def __init__(self, name: str, results: Sequence[BatchResult]) -> None:
         self.name = name
@@ -156,21 +129,17 @@ class _Totals:
         self.advantages_N = torch.cat([one.advantages_B for one in results]).double()
         self.lengths_N = torch.cat([one.mask_B_T.double().sum(dim=1) for one in results])
         self.mass_N = torch.cat([one.mass_B_T.double().sum(dim=1) for one in results])
-        self.shares_N = self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
-        self.tenths_N = torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results])
 
 
 def what_moves(
-    chosen: Sequence[LoadedSelection],
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
     right_at: float,
-    show: int,
     **read: Any,
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
-    totals = [_Totals(one.name, results[one.name]) for one in chosen]
+    totals = [_Totals(name, of_selection) for name, of_selection in results.items()]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
     judged = {"right": values_N >= right_at, "wrong": values_N < right_at}
@@ -181,38 +150,23 @@ def what_moves(
         steps=tuple(batch.step for batch in batches),
         completions=len(base.mass_N),
         groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
-        num_generations=min(batch.num_generations for batch in batches),
         tokens=int(base.lengths_N.sum()),
         correct_by=results[base.name][0].reward_names[0],
         right_at=right_at,
-        selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
-        pairs=[_pair(base, one, results, batches, show) for one in totals[1:]],
+        selections=[_numbers(one, results[one.name]) for one in totals],
+        pairs=[_pair(base, one, results) for one in totals[1:]],
         by_length=_by_length(totals),
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
-        by_position=[
-            Part(
-                name=f"position {tenth * 10} to {tenth * 10 + 10} %",
-                mass={one.name: share(one.tenths_N[:, tenth], one.mass_N) for one in totals},
-            )
-            for tenth in range(TENTHS)
-        ],
         batches=tuple(batches),
         results=results,
     )
 
 
-def _numbers(selection: LoadedSelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
-    by_reward: dict[str, list[torch.Tensor]] = {}
-    for one in results:
-        for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):
-            by_reward.setdefault(name, []).append(values_B)
+def _numbers(totals: _Totals, results: Sequence[BatchResult]) -> SelectionNumbers:
     positive = torch.cat([one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results])
     return SelectionNumbers(
-        name=selection.name,
-        rewards={name: _mean(torch.cat(values)) for name, values in by_reward.items()},
-        hooks=tuple(plugin_label(hook) for hook in selection.hooks),
-        aggregation=plugin_label(selection.aggregation),
-        reward_mean=_mean(totals.rewards_N),
+        name=totals.name,
+        reward_mean=number_of(float(totals.rewards_N.nanmean())),
         without_signal=1.0 - float(torch.cat([one.signal_Q for one in results]).double().mean()),
         positive_mass=share(positive, totals.mass_N),
     )
@@ -227,26 +181,14 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
         chosen_N = quarters_N == number
         if chosen_N.any():
             low, high = (int(bound) for bound in lengths_N[chosen_N].aminmax())
-            name += f" ({low:,} tokens)" if low == high else f" ({low:,} to {high:,} tokens)"
+            name += f" ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts
 
 
-def _pair(
-    base: _Totals,
-    other: _Totals,
-    results: Mapping[str, Sequence[BatchResult]],
-    batches: Sequence[SavedBatch],
-    show: int,
-) -> Pair:
-    """The base and another selection: how far they agree, and where not."""
+def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchResult]]) -> Pair:
+    """How far the base and another selection agree."""
     masses = [one.mass_N.sum() for one in (base, other)]
-    differences_N = (base.shares_N - other.shares_N).abs()
-    # In multiples of the rounding error, so that equal differences keep the order of the file.
-    steps_N = (differences_N / (_SAME * base.shares_N.max())).round().nan_to_num(nan=0.0)
-    has_mass = all(mass > 0 for mass in masses)
-    worst = steps_N.argsort(descending=True, stable=True)[:show].tolist() if has_mass else []
-    rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]
     one_sign, other_sign = (
         one.advantages_N.masked_fill(one.advantages_N.abs() <= _NOTHING, 0.0).sign() for one in (base, other)
     )
@@ -254,28 +196,13 @@ def _pair(
         float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
         for a, b in zip(results[base.name], results[other.name], strict=True)
     )
-
-    def disagreement(index: int) -> Disagreement:
-        batch, row = rows[index]
-        return Disagreement(
-            step=batch.step,
-            group=str(batch.group_names[row]),
-            member=row % batch.num_generations,
-            tokens=int(base.lengths_N[index]),
-            prompt=join_key(batch.prompts[row]),
-            completion=batch.texts[row],
-            mass={one.name: float(one.shares_N[index]) for one in (base, other)},
-            advantage={one.name: float(one.advantages_N[index]) for one in (base, other)},
-            reward={one.name: number_of(float(one.rewards_N[index])) for one in (base, other)},
-        )
-
+    has_mass = all(mass > 0 for mass in masses)
     return Pair(
         base=base.name,
         other=other.name,
         same_sign=float((one_sign == other_sign).double().mean()),
-        moved=float(differences_N.sum()) / 2 if has_mass else None,
+        moved=float((base.mass_N / masses[0] - other.mass_N / masses[1]).abs().sum()) / 2 if has_mass else None,
         moved_between_tokens=between_tokens / 2 if has_mass else None,
-        disagreements=[disagreement(index) for index in worst if steps_N[index] > 0],
     )
 
 
@@ -287,21 +214,6 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> P
         tokens=share(lengths_N[chosen_N], lengths_N),
         mass={one.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
     )
-
-
-def _mean(values: torch.Tensor) -> float | None:
-    return number_of(float(values.double().nanmean()))
-
-
-# ------------------------------------------------------------------------------------------------ shares and ranks
-
-
-def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mass in each tenth of each completion, `(B, 10)`; a token belongs to the tenth in which its middle lies."""
-    middles_T = torch.arange(mass_B_T.size(1)) + 0.5
-    lengths_B_1 = completion_mask_B_T.sum(dim=1, keepdim=True).clamp(min=1)
-    tenths_B_T = (TENTHS * middles_T / lengths_B_1).long().clamp(max=TENTHS - 1)
-    return torch.zeros(len(mass_B_T), TENTHS, dtype=torch.float64).scatter_add_(1, tenths_B_T, mass_B_T.double())
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:

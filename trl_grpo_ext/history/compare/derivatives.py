@@ -15,29 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig
 
-from ...credit.alignment import token_offsets
 from ...errors import ConfigurationError
-from ...records.token_records import FOLDER, texts_of, write_records
 from ...trainer.logps import completion_logits, logps_of
-from ..run_files import plain_messages, read_columns
-from .saved import loaded_or_refused
 
 DIMENSIONS = 4096
 ROWS = 8
-NUM_GENERATIONS = 8
-"""Completions of a prompt: TRL's default."""
-GROUPS = 8
-"""Prompts of a batch of sampled completions."""
-SEED = 0
 _KEPT_PLACES = 1 << 27
 """With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
 _IN_THE_SPAN = 5e-7
@@ -103,17 +92,8 @@ class Group(NamedTuple):
     completions: Sequence[Sequence[int]]
 
 
-class MicroBatch(NamedTuple):
-    """Some completions of a group, by their numbers: logits `(b, T, V)`, ids and mask `(b, T)`."""
-
-    numbers: list[int]
-    logits_B_T_V: torch.Tensor
-    ids_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-
-
 class Policy:
-    """A causal language model on one device as a source of samples, log-probabilities and their derivatives.
+    """A causal language model on one device as a source of log-probabilities and their derivatives.
 
     Logits are divided by the temperature, as in training; one graph holds `rows` completions at most. The model is put
     into evaluation, without dropout.
@@ -126,16 +106,14 @@ class Policy:
         self.name = name or getattr(model, "name_or_path", "")
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
-            raise ConfigurationError(
-                "The model has no trained parameter: all are frozen. Name the folder of an adapter as --model."
-            )
+            raise ConfigurationError("The model has no trained parameter: all are frozen.")
         self.device = next(iter(self.trained.values())).device
         for module in model.modules():  # on some CPUs bitsandbytes packs 4-bit weights, which cuts the gradient
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a plain attribute, not a tensor)
 
-    def micro_batches(self, group: Group) -> Iterator[MicroBatch]:
-        """Micro-batches of completions of similar length."""
+    def _micro_batches(self, group: Group) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+        """Completions of similar length: their numbers, log-probabilities and mask `(b, T)`."""
         lengths = [len(completion) for completion in group.completions]
         order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
         before = len(group.prompt)
@@ -146,7 +124,7 @@ class Policy:
             ids = pad_sequence(rows, batch_first=True).to(self.device)
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
             logits_B_T_V = completion_logits(self.model, ids, mask, ids.size(1) - before)
-            yield MicroBatch(numbers, logits_B_T_V, ids[:, before:], mask[:, before:])
+            yield numbers, logps_of(logits_B_T_V, ids[:, before:], self.temperature), mask[:, before:] > 0
 
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch
@@ -162,50 +140,14 @@ class Policy:
         last = len(rows_R_n) - 1
 
         with torch.enable_grad():
-            for batch in self.micro_batches(group):
-                logps_B_T = logps_of(batch.logits_B_T_V, batch.ids_B_T, self.temperature)
-                places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in batch.numbers])
-                live_B_T = batch.mask_B_T > 0
+            for numbers, logps_B_T, live_B_T in self._micro_batches(group):
+                places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in numbers])
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
                     total = (logps_B_T[live_B_T] * coefficients_n[places].to(self.device, logps_B_T.dtype)).sum()
                     found = torch.autograd.grad(total, parameters, retain_graph=row < last, allow_unused=True)
                     sketches_R_k[row] += sketch.project(found).cpu()
         return (coefficients_S_n.double() @ rows_R_n.T) @ sketches_R_k.double(), logps_n
-
-    @torch.no_grad()
-    def samples(
-        self, prompt: Sequence[int], count: int, longest: int, end: int
-    ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
-        """Sample completions up to the token `end`: tokens, log-probabilities and entropies of each."""
-        whole = GenerationConfig(
-            do_sample=True,
-            temperature=self.temperature,
-            top_p=1.0,
-            top_k=0,
-            repetition_penalty=1.0,
-            max_new_tokens=longest,
-            eos_token_id=end,
-            pad_token_id=end,
-            disable_compile=True,
-        )
-        completions: list[list[int]] = []
-        while len(completions) < count:
-            rows = min(self.rows, count - len(completions))
-            ids = torch.tensor([list(prompt)] * rows, device=self.device)
-            made = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=whole)
-            for row in made[:, len(prompt) :].tolist():
-                completions.append(row[: row.index(end) + 1] if end in row else row)
-        logps: list[list[float]] = [[] for _ in completions]
-        entropies: list[list[float]] = [[] for _ in completions]
-        for batch in self.micro_batches(Group(prompt, completions)):
-            logps_B_T = logps_of(batch.logits_B_T_V, batch.ids_B_T, self.temperature)
-            for place, number in enumerate(batch.numbers):
-                size = len(completions[number])
-                all_T_V = (batch.logits_B_T_V[place, :size].float() / self.temperature).log_softmax(dim=1)
-                logps[number] = logps_B_T[place, :size].tolist()
-                entropies[number] = torch.special.entr(all_T_V.exp()).sum(dim=1).tolist()
-        return completions, logps, entropies
 
 
 def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:
@@ -223,20 +165,15 @@ def load_policy(model: str, *, dtype: str = "auto", device: str | None = None) -
         model: A path or hub id.
         dtype: Of the weights, such as "bfloat16".
         device: Its device; None for the GPU, if there is one.
-
-    Raises:
-        ConfigurationError: It cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    def load() -> Any:
-        if (Path(model) / "adapter_config.json").is_file():
-            from peft import AutoPeftModelForCausalLM
+    if (Path(model) / "adapter_config.json").is_file():
+        from peft import AutoPeftModelForCausalLM
 
-            return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, dtype=dtype)
-        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-
-    loaded = loaded_or_refused("--model", model, load)
+        loaded = AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, dtype=dtype)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     return loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -246,59 +183,3 @@ def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer(text=prompt)["input_ids"])
     made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
-
-
-# ------------------------------------------------------------------------------------------------ new completions
-
-
-def sample(
-    policy: Policy,
-    tokenizer: Any,
-    prompts: str | Path,
-    folder: str | Path,
-    *,
-    num_generations: int,
-    longest: int,
-    limit: int | None,
-    progress: Callable[[Sequence[Any], str], Iterable[Any]],
-) -> None:
-    """Write token records of `num_generations` new completions of each prompt in a `.jsonl` or `.parquet` file.
-
-    They are drawn from the whole distribution at the policy's temperature, and are the same if drawn again on the same
-    machine. Every `GROUPS` prompts are one generation batch.
-
-    Raises:
-        ConfigurationError: The folder has completions already, or the file has no column `prompt`.
-    """
-    if (Path(folder) / FOLDER).exists():
-        raise ConfigurationError(f"{folder} has completions already: name another --sample, or compare these.")
-    rows = read_columns(Path(prompts)).get("prompt")
-    if not rows:
-        raise ConfigurationError(f"{prompts} has no column 'prompt', so there is nothing to sample for.")
-    if limit is not None:
-        rows = rows[: max(limit // num_generations, 1)]
-    end = tokenizer.eos_token_id
-    records: list[dict[str, Any]] = []
-    with torch.random.fork_rng():
-        torch.manual_seed(SEED)
-        for number, prompt in enumerate(progress([plain_messages(row) for row in rows], "Sampling"), start=1):
-            prompt_ids = prompt_tokens(prompt, tokenizer)
-            sampled = zip(*policy.samples(prompt_ids, num_generations, longest, end), strict=True)
-            for member, (ids, logps, entropies) in enumerate(sampled):
-                text = tokenizer.decode(ids, skip_special_tokens=True)
-                records.append(
-                    {
-                        **texts_of(prompt, text, ids, tokenizer, partial(token_offsets, tokenizer, ids, text)),
-                        "group": (number - 1) % GROUPS,
-                        "member": member,
-                        "prompt_ids": prompt_ids,
-                        "truncated": ids[-1] != end,
-                        "rewards": [],
-                        "live": [True] * len(ids),
-                        "logp": logps,
-                        "entropy": entropies,
-                    }
-                )
-            if number % GROUPS == 0 or number == len(rows):
-                write_records(records, str(folder), -(-number // GROUPS))
-                records = []

@@ -24,7 +24,7 @@ RESAMPLES = 1000
 """Of the bootstrap."""
 _OTHER_POLICY = 0.01
 """Nats per token by which saved log-probabilities may differ from the model's without a note."""
-_OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
+_OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 _UNDEFINED = Estimate(None, None, None)
 
@@ -113,7 +113,7 @@ def _items(batches: Sequence[SavedBatch], results: Mapping[str, Sequence[BatchRe
         weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in of_batch]
         size = batch.num_generations
         count = len(batch.texts)
-        saved = (batch.records or {}).get("prompt_ids", [None] * count)
+        saved: Sequence[Sequence[int] | None] = batch.prompt_ids or [None] * count
         for first in range(0, count, size):
             members = slice(first, first + size)
             own = saved[first]

@@ -22,11 +22,11 @@ from ...credit.groups import group_apart, group_mean, group_std, weighted_reward
 from ...credit.parts import Rows, with_parts
 from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
-from ...guard.calls import call, is_model
+from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, Tokens
-from .selections import LoadedSelection, RewardSource, check_runnable, check_weights
+from .selections import LoadedSelection, RewardSource, check_weights
 
 EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
@@ -42,7 +42,6 @@ class BatchResult:
     advantages_B_T: torch.Tensor  # what the loss gets
     weights_B_T: torch.Tensor  # each token's weight in the loss
     mask_B_T: torch.Tensor  # the loss mask
-    completion_mask_B_T: torch.Tensor  # 1.0 at every token
     signal_Q: torch.Tensor  # which groups have signal
 
     @property
@@ -60,7 +59,6 @@ def run_selection(
     selection: LoadedSelection, batch: SavedBatch, known: dict[str, OneReward], tokenizer: Any
 ) -> BatchResult:
     """Run a selection on a batch; `known` are the rewards of that batch that other selections have called."""
-    check_runnable(selection, batch)
     rollout = _rollout(selection, batch, _rewards(selection, batch, known), tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
@@ -71,7 +69,7 @@ def run_selection(
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        assert batch.tokens.logps_B_T is not None  # `check_runnable` has checked it
+        assert batch.tokens.logps_B_T is not None  # `read_saved` left out what has none
         assert batch.tokens.entropies_B_T is not None
         forward = Forward(
             logps_B_T=batch.tokens.logps_B_T,
@@ -95,7 +93,6 @@ def run_selection(
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
-        completion_mask_B_T=rollout.completion_mask_B_T,
         signal_Q=groups_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
     )
 
@@ -123,7 +120,7 @@ def _rollout(
     rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
     rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size
-    truncated_B = torch.tensor(batch.truncated or [False] * count)
+    truncated_B = torch.tensor(batch.truncated)
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
@@ -200,18 +197,12 @@ def _rewards(selection: LoadedSelection, batch: SavedBatch, known: dict[str, One
     # What shapers added is computed again.
     found = {name: OneReward(values) for name, values in batch.rewards.items() if name not in shapers}
     if not found:
-        raise ConfigurationError(
-            f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
-        )
+        raise ConfigurationError(f"{selection.name} lists no rewards, and {batch.where} has none.")
     return found
 
 
 def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneReward:
     """What a reward function gives; its errors name the selection and the batch."""
-    if is_model(source.function):
-        raise ConfigurationError(
-            f"{selection}: the reward {source.name!r} is a model, which a comparison does not run."
-        )
     watch = RewardWatch()
     columns = {**batch.columns, **batch.rewards}  # in anybody's file a column of numbers may be either
     try:
@@ -228,11 +219,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             },
         )
     except (RewardError, PluginOutputError, PluginRunError) as error:
-        advice = ""
-        if "column" in str(error) or "required" in str(error):
-            there = ", ".join(sorted(columns)) or "none"
-            advice = f" The columns there are: {there}. Join the training data's by --dataset FILE."
-        raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
+        raise type(error)(f"{selection}, {batch.where}: {error}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")

@@ -15,7 +15,6 @@ from ...guard.untrusted import read_settings, read_values
 from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
 from ...plugins.selection import Selection, parse_selection
 from ...types import HookDeclaration, implements
-from .saved import SavedBatch
 
 DEFAULTS: Mapping[str, Any] = {
     "loss_type": "dapo",
@@ -23,10 +22,9 @@ DEFAULTS: Mapping[str, Any] = {
     "multi_objective_aggregation": "sum_then_normalize",
     "max_completion_length": 512,
     "mask_truncated_completions": False,
-    "num_generations": None,
     "reward_weights": None,
 }
-"""Settings read besides the plugins, with TRL's defaults (`num_generations` comes from the files)."""
+"""Settings read besides the plugins, with TRL's defaults."""
 
 LEFT_OUT: Mapping[str, Any] = {
     "beta": 0.0,
@@ -50,7 +48,7 @@ Selections = Sequence[Given] | Mapping[str, Given]
 """Several; a mapping gives them names."""
 
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
-_NOT_SAVED = {"ref_logps": "log-probabilities under a reference", "sampling_logps": "the sampler's log-probabilities"}
+_NOT_SAVED = {"ref_logps", "sampling_logps"}
 
 
 class RewardSource(NamedTuple):
@@ -83,12 +81,10 @@ class LoadedSelection:
 
 
 def named_selections(given: Selections) -> Mapping[str, Given]:
-    """Selections by name: a file's is its stem, or its path if two have that stem."""
+    """Selections by name: a file's is its stem."""
     if isinstance(given, Mapping):
         return given
-    paths = [str(item) if isinstance(item, str | Path) else None for item in given]
-    stems = [Path(path).stem if path else f"selection {number}" for number, path in enumerate(paths, start=1)]
-    names = [path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
+    names = [Path(one).stem if isinstance(one, str | Path) else f"selection {n}" for n, one in enumerate(given, 1)]
     return dict(zip(unique_names(names), given, strict=True))
 
 
@@ -98,10 +94,15 @@ def load_selection(name: str, given: Given) -> LoadedSelection:
     settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
     skipped = {**LEFT_OUT, "token_losses": None}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
+    hooks = load_advantage_hooks(_several(mapping.get("advantage_hooks")) or [])
+    for hook in hooks:
+        declared = HookDeclaration.of(hook)
+        if lacking := [*declared.teachers, *({*declared.needs} & _NOT_SAVED)]:
+            raise ConfigurationError(f"{name}: {plugin_label(hook)!r} needs {lacking[0]}, which nothing saves.")
     return LoadedSelection(
         name=name,
         rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
-        hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
+        hooks=hooks,
         aggregation=load_loss_aggregation(aggregation[0] if aggregation else TRL_REDUCTIONS[settings["loss_type"]]),
         settings=settings,
         left_out={key: mapping[key] for key, usual in skipped.items() if mapping.get(key, usual) not in (usual, None)},
@@ -113,27 +114,6 @@ def selection_settings(given: Given) -> Mapping[str, Any]:
     if isinstance(given, Mapping):
         return given
     return {} if read_values(given) is None else read_settings(given)
-
-
-def check_runnable(selection: LoadedSelection, batch: SavedBatch) -> None:
-    """Refuse a selection that needs data that were not saved; the message names the hook."""
-    for hook in selection.hooks:
-        label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
-        declared = HookDeclaration.of(hook)
-        if teachers := declared.teachers:
-            raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a comparison loads no teacher.")
-        for need in {*declared.needs} & _NOT_SAVED.keys():
-            raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
-        if reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
-            raise ConfigurationError(
-                f"{label} needs log-probabilities, which only token records have (token_records: 64 in a run), not "
-                f"{batch.where}."
-            )
-    if selection.settings["mask_truncated_completions"] and batch.truncated is None:
-        raise ConfigurationError(
-            f"{selection.name}: mask_truncated_completions needs to know which completions were cut off at the limit, "
-            f"and {batch.where} does not say. Token records do."
-        )
 
 
 def reads_log_probabilities(hook: Any) -> bool:
@@ -172,16 +152,9 @@ def _setting(selection: str, key: str, value: Any) -> Any:
         value = None
     if value is None:
         return DEFAULTS[key]
-    expected = "a whole number from 1 up"
-    fits = type(value) is int and value > 0
-    if key in _CHOICES:
-        expected = f"one of {', '.join(map(str, _CHOICES[key]))}"
-        fits = value in _CHOICES[key]
-    elif key == "reward_weights":
-        expected = "a list of numbers"
-        fits = isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}
-    if not fits:
-        raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        expected = ", ".join(map(str, _CHOICES[key]))
+        raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be one of {expected}.")
     return value
 
 

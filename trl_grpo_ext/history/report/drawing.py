@@ -1,8 +1,7 @@
-"""How figures are drawn: metrics as lines, parts of a whole stacked, all in one style.
+"""How figures are drawn: metrics as lines in panels, in one style.
 
-The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background;
-`svg_of` makes `INK` the `currentColor`. Runs and series also differ by dashes and markers, and stacked parts by
-hatching, for readers who see no colours. Names of rewards and runs are untrusted (`label`).
+The palette begins with that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light
+background; `svg_of` makes `INK` the `currentColor`. Names of rewards and runs are untrusted (`label`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,23 +25,11 @@ from ...guard.untrusted import escape
 from .trained_run import Run
 
 INK = "#010203"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
-    (0, None),
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (6, 2, 1, 2)),
-    (0, (6, 2, 1, 2, 1, 2)),
-    (0, (9, 3)),
-)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F", "#9467BD", "#B5CF6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
-WIDTH = 5.0
-HEIGHT = 1.7
-MARGIN = 0.5
-"""Inches: width of a figure, height of a panel, and of what stands below the panels. Narrow figures stay legible on a
-phone."""
+WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
+"""Inches: of a figure, which stays legible on a phone; of a panel; of what stands below the panels."""
 
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -58,7 +45,6 @@ _SETTINGS = {
     "axes.grid": True,
     "grid.alpha": 0.15,
     "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.5,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "legend.handlelength": 3.0,
@@ -70,6 +56,13 @@ _SETTINGS = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
 }
+
+MOST_PANELS = 12
+
+_HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
+
+# Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.
+_HELD_OUT = ("reward", "raw_reward", "completions/", "entropy", "kl", "pass@")
 
 
 @contextmanager
@@ -89,41 +82,6 @@ def label(text: str, longest: int = 36) -> str:
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
 
 
-def panels_figure(titles: list[str], legend: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """A figure with panels below each other, each with its title, and room for a legend of these names below them."""
-    height = HEIGHT * len(titles) + MARGIN + 0.17 * legend_grid(legend)[1]
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set_title(label(title, 60))
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes[-1].set_xlabel("optimizer step")
-    return figure, axes
-
-
-def legend_grid(names: Sequence[str]) -> tuple[int, int]:
-    """The columns of a legend that fit into the width of a figure, and its rows."""
-    longest = max(len(label(name)) for name in names)
-    columns = max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
-    return columns, -(-len(names) // columns)
-
-
-# ---------------------------------------------------------------------------------------------- metrics over steps
-
-
-MOST_POINTS = 1000
-"""Most points of a line; of more, the lowest and highest of each stretch are drawn."""
-
-MOST_PANELS = 12
-
-_HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6}
-
-
-# Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.
-_HELD_OUT = ("reward", "raw_reward", "completions/", "entropy", "kl", "pass@")
-
-
 @dataclass(frozen=True)
 class Absent:
     """Why there is no figure: a sentence that says what would give one."""
@@ -133,180 +91,98 @@ class Absent:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: a metric, its name in the legend, and the metrics of a band around it.
-
-    The band is plus and minus `spread`, or from `low` to `high`.
-    """
+    """One line of a panel: a metric, its name in the legend, and the metric of a band around it, plus and minus."""
 
     key: str
     name: str = ""
     spread: str | None = None
-    low: str | None = None
-    high: str | None = None
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; of a `share` the values lie between 0 and 1."""
+    """One pair of axes; a `share` lies between 0 and 1; of a `whole` a series is 0 where only others are known."""
 
     title: str
-    series: Sequence[Series | str]
+    series: Sequence[Series]
     share: bool = False
-
-    def lines(self, runs: Sequence[Run]) -> list[Series]:
-        """The series with data in one of the runs; a plain metric is one."""
-        every = [Series(one) if isinstance(one, str) else one for one in self.series]
-        return [one for one in every if any(run.series(key)[0] for run in runs for key in (one.key, f"eval_{one.key}"))]
+    whole: bool = False
 
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
     """Draw runs in panels, from the top; panels without data, and those beyond the twelfth, are left out."""
-    there = [(panel, shown) for panel in panels if (shown := panel.lines(runs))][:MOST_PANELS]
+    there = [(panel, shown) for panel in panels if (shown := _with_data(runs, panel))][:MOST_PANELS]
     if not there:
         return Absent(reason)
-    names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
-    figure, axes = panels_figure([panel.title for panel, _ in there], [*names, *(run.name for run in runs), "held out"])
-    looks: list[dict[str, Any]] = [
-        {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]} for n in range(len(names))
-    ]
-    handles = {label(name): Line2D([], [], **of) for name, of in zip(names, looks, strict=True)}
+    every = [(run, one) for run in runs for _, shown in there for one in shown]
+    names = dict.fromkeys(_name(runs, run, one.name) for run, one in every if _known(run, one))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        for number, name in enumerate(names)
+    }
+    columns = _legend_columns([*looks, "held out"])
+    rows = -(-(len(looks) + 1) // columns)
+    size = (WIDTH, HEIGHT * len(there) + MARGIN + 0.17 * rows)
+    figure = Figure(figsize=size, layout="constrained")
     held_out = False
-    for number, run in enumerate(runs):
-        own = {"color": INK if names else COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-        dash = DASHES[number % len(DASHES)]
-        if len(runs) > 1 or not names:
-            handles[label(run.name)] = Line2D(
-                [], [], linestyle=dash, color=own["color"], marker="" if names else own["marker"]
-            )
-        for (_, shown), axis in zip(there, axes, strict=True):
-            for series in shown:
-                of = looks[names.index(series.name)] if series.name else own
-                _draw_band(axis, run, series, of["color"])
-                _draw_line(axis, run, series, series.key, linestyle=dash, **of)
-                if series.key.startswith(_HELD_OUT):
-                    held_out |= _draw_line(axis, run, series, f"eval_{series.key}", linestyle="none", **of, **_HOLLOW)
-    for (panel, _), axis in zip(there, axes, strict=True):
-        _set_limits(axis, panel, runs)
+    all_axes: list[Axes] = list(figure.subplots(len(there), 1, squeeze=False, sharex=True)[:, 0])
+    for (panel, shown), axis in zip(there, all_axes, strict=True):
+        axis.set_title(label(panel.title, 60))
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        for run in runs:
+            steps = sorted({step for one in shown for step in run.series(one.key)[0]} if panel.whole else ())
+            for series in (one for one in shown if _known(run, one)):
+                name = _name(runs, run, series.name)
+                known = dict.fromkeys(steps, 0.0) | _points(run, series.key)
+                _draw_band(axis, run, series, looks[name]["color"])
+                if known:
+                    axis.plot([*known], [*known.values()], markevery=len(known) // 12 or 1, label=name, **looks[name])
+                apart = _points(run, f"eval_{series.key}") if series.key.startswith(_HELD_OUT) else {}
+                if apart:
+                    axis.plot([*apart], [*apart.values()], label=f"{name} (held out)", **looks[name], **_HOLLOW)
+                held_out |= bool(apart)
+        if panel.share:
+            axis.set_ylim(-0.03, 1.03)
+    all_axes[-1].set_xlabel("optimizer step")
+    handles = [Line2D([], [], label=name, **of) for name, of in looks.items()]
     if held_out:
-        handles["held out"] = Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW)
-    if names or len(handles) > 1:
-        _add_legend(figure, handles)
+        handles.append(Line2D([], [], label="held out", color=INK, marker="o", **_HOLLOW))
+    if len(handles) > 1:
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 
 
-def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """One legend below all panels."""
-    columns, _ = legend_grid(list(handles))
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+def _name(runs: Sequence[Run], run: Run, series: str) -> str:
+    """A line's name in the legend."""
+    if len(runs) == 1 and series:
+        return label(series, 80)
+    return label(f"{run.name} · {series}" if series else run.name, 80)
 
 
-def limits(runs: Sequence[Run]) -> tuple[float, float]:
-    """The horizontal extent of every figure of these runs, in optimizer steps."""
-    first = min((int(run.history[0]["step"]) for run in runs if run.history), default=0)
-    last = max(run.last_step for run in runs)
-    room = 0.02 * (last - first) or 0.5
-    return first - room, last + room
+def _legend_columns(names: Sequence[str]) -> int:
+    """The columns of a legend that fit into the width of a figure."""
+    longest = max(map(len, names))
+    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
 
 
-def thin(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """At most `MOST_POINTS` of the points, in order: of each stretch the first, the lowest and the highest."""
-    if len(steps) <= MOST_POINTS:
-        return list(steps), list(values)
-    size = -(-len(steps) // (MOST_POINTS // 3))
-    kept: list[int] = []
-    for start in range(0, len(steps), size):
-        stretch = range(start, min(start + size, len(steps)))
-        kept += sorted({start, min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)})
-    return [steps[index] for index in kept], [values[index] for index in kept]
+def _with_data(runs: Sequence[Run], panel: Panel) -> list[Series]:
+    return [one for one in panel.series if any(_known(run, one) for run in runs)]
 
 
-def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
-    axis.set_xlim(*limits(runs))
-    if panel.share:
-        axis.set_ylim(-0.03, 1.03)
-        return
-    low, high = axis.get_ylim()
-    middle = (low + high) / 2
-    if high - low < 1e-4 * abs(middle):  # rounding errors are no curve
-        axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
+def _known(run: Run, series: Series) -> bool:
+    return bool(run.series(series.key)[0] or run.series(f"eval_{series.key}")[0])
 
 
-def _draw_line(axis: Axes, run: Run, series: Series, key: str, **looks: Any) -> bool:
-    """Draw a metric of a run, if it has that."""
-    steps, values = thin(*run.series(key))
-    if steps:
-        name = f"{run.name} · {series.name}" if series.name else run.name
-        name += " (held out)" if key != series.key else ""
-        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=label(name, 80), **looks)
-    return bool(steps)
+def _points(run: Run, key: str) -> dict[int, float]:
+    return dict(zip(*run.series(key), strict=True))
 
 
 def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
-    def known(key: str) -> dict[int, float]:
-        return dict(zip(*run.series(key), strict=True))
-
-    if series.spread:
-        middle = known(series.key)
-        spread = known(series.spread)
-        edges = [{step: middle[step] + sign * spread[step] for step in middle if step in spread} for sign in (-1, 1)]
-    elif series.low and series.high:
-        edges = [known(series.low), known(series.high)]
-    else:
-        return
-    steps = sorted(edges[0].keys() & edges[1].keys())
-    every = -(-len(steps) // MOST_POINTS) if steps else 1
-    steps = steps[::every]
-    if steps:
-        lower, upper = ([edge[step] for step in steps] for edge in edges)
+    middle = _points(run, series.key)
+    spread = _points(run, series.spread) if series.spread else {}
+    if steps := [step for step in middle if step in spread]:
+        lower, upper = ([middle[step] + sign * spread[step] for step in steps] for sign in (-1, 1))
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
-
-
-# ------------------------------------------------------------------------------------------------ parts of a whole
-
-
-Parts = Mapping[str, str]
-"""The name of each part, from the bottom, with its metric."""
-
-
-def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share: bool = False) -> Figure | Absent:
-    """Draw stacked areas, one panel per title; a part has the same colour and hatching in all."""
-    tables = [(title, table) for title, run, parts in panels if (table := _table(run, parts))[0]][:MOST_PANELS]
-    if not tables:
-        return Absent(reason)
-    order = list(dict.fromkeys(name for _, (_, parts) in tables for name in parts))
-    figure, axes = panels_figure([title for title, _ in tables], order)
-    legend: dict[str, Any] = {}
-    for (_, (steps, parts)), axis in zip(tables, axes, strict=True):
-        numbers = [order.index(name) for name in parts]
-        places: list[float] = [*steps]
-        heights = list(parts.values())
-        if len(steps) == 1:  # a single step has no extent, so draw it from half a step before to half a step after
-            places = [steps[0] - 0.5, steps[0] + 0.5]
-            heights = [[value, value] for [value] in heights]
-        areas = axis.stackplot(
-            places,
-            heights,
-            labels=[label(name) for name in parts],
-            colors=[COLOURS[number % len(COLOURS)] for number in numbers],
-            hatch=[HATCHES[number % len(HATCHES)] for number in numbers],
-            edgecolor=INK,
-            linewidth=0.3,
-        )
-        for area in areas:
-            legend.setdefault(str(area.get_label()), area)
-        axis.set_ylim(0, 1 if share else None)
-        axis.set_xlim(*limits([run for _, run, _ in panels]))
-    _add_legend(figure, legend)
-    return figure
-
-
-def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
-    """The steps with any known part, and each part's values there; unknown ones count as 0."""
-    known = {name: dict(zip(*run.series(key), strict=True)) for name, key in parts.items()}
-    known = {name: values for name, values in known.items() if any(values.values())}
-    steps = sorted({step for values in known.values() for step in values})
-    steps = steps[:: -(-len(steps) // MOST_POINTS)] if steps else []
-    return steps, {name: [values.get(step, 0.0) for step in steps] for name, values in known.items()}
 
 
 # ------------------------------------------------------------------------------------------------- figures as SVG

@@ -18,40 +18,22 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install {error.name}") from error
 
-from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, label, style, svg_of
+from .drawing import Absent, Panel, Series, draw_lines, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
-_NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
-_OUTCOMES = (
-    "right",
-    "scored",
-    "wrong",
-    "no_answer",
-    "unparseable_reference",
-    "none",
-    "timeout",
-    "died",
-    "refused",
-    "error",
-)
-"""In stacking order; others follow."""
+_OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
+"""In this order; others follow."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its stable name, its heading and title, and one sentence to read it by."""
+    """One figure: its stable name, its title, and one sentence to read it by."""
 
     name: str
-    theme: str
     title: str
     caption: str
     draw: Draw
-
-
-def _range(metric: str) -> Series:
-    """A mean with a band from the smallest to the largest, of metrics whose names differ in that word."""
-    return Series(metric.format("mean"), low=metric.format("min"), high=metric.format("max"))
 
 
 def _matches(runs: Sequence[Run], pattern: str) -> list[re.Match[str]]:
@@ -60,8 +42,8 @@ def _matches(runs: Sequence[Run], pattern: str) -> list[re.Match[str]]:
     return [found for key in keys if (found := re.fullmatch(pattern, key, re.DOTALL))]
 
 
-def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
-    return lambda runs: draw_lines(runs, panels, reason)
+def _of_metrics(*panels: Panel) -> Draw:
+    return lambda runs: draw_lines(runs, panels, "No such metric is in the history.")
 
 
 def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
@@ -86,16 +68,16 @@ def parts(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per run and reward with outcomes: their shares, stacked."""
-    found: dict[str, dict[str, str]] = {}
+    """One panel per reward with outcomes: their shares."""
+    found: dict[str, list[str]] = {}
     for match in _matches(runs, r"outcomes/(.+)/([^/]+)"):
-        found.setdefault(match[1], {})[match[2]] = match[0]
+        found.setdefault(match[1], []).append(match[2])
     panels = []
-    for reward, keys in found.items():
-        order = [name for name in _OUTCOMES if name in keys] + sorted(keys.keys() - {*_OUTCOMES})
-        shares = {name: keys[name] for name in order}
-        panels += [(_of_run(runs, run, reward), run, shares) for run in runs]
-    return draw_stacked(panels, "No reward of these runs has outcomes; guard: {} gives any reward some.", share=True)
+    for reward, names in found.items():
+        order = sorted(names, key=lambda name: (_OUTCOMES.index(name) if name in _OUTCOMES else len(_OUTCOMES), name))
+        shares = [Series(f"outcomes/{reward}/{name}", name) for name in order]
+        panels.append(Panel(reward, shares, share=True, whole=True))
+    return draw_lines(runs, panels, "No reward of these runs has outcomes; guard: {} gives any reward some.")
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
@@ -127,26 +109,9 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
     return draw_lines(runs, panels, "No advantage hook is selected.")
 
 
-def phase_times(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per run: the seconds of an optimizer step, stacked."""
-    panels = []
-    for run in runs:
-        phases = {name: f"time/{name}" for name in ("generation", "rewards", "update")}
-        if not {*run.keys()} & {*phases.values()}:
-            phases = {"whole step": "step_time"}
-        panels.append((_of_run(runs, run, "seconds"), run, phases))
-    return draw_stacked(panels, "No times are in the history.")
-
-
-def _of_run(runs: Sequence[Run], run: Run, title: str) -> str:
-    """The title of a panel that shows one run alone."""
-    return title if len(runs) == 1 else f"{label(run.name)}: {title}"
-
-
 PLOTS: tuple[Plot, ...] = (
     Plot(
         "reward_total",
-        "Rewards",
         "Total reward",
         "The weighted sum that is trained on (band: standard deviation). It should rise, and the held-out points "
         "with it. If hooks shape rewards, the sum before them is shown too.",
@@ -157,7 +122,6 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "reward_functions",
-        "Rewards",
         "Reward per function",
         "Each function's mean over the batch (band: standard deviation); look for one that rises at another's "
         "expense, and for a band that vanishes.",
@@ -165,21 +129,18 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "parts",
-        "Rewards",
         "Parts of rewards",
         "Each part's score, and how many completions have it; look for parts that do not improve, or are missing.",
         parts,
     ),
     Plot(
         "outcomes",
-        "Rewards",
         "Outcomes of rewards",
         "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
     ),
     Plot(
         "pass_at_k",
-        "Rewards",
         "pass@k, held out",
         "The share of held-out problems that at least one of k completions solves; if pass@1 rises while a large k "
         "falls, the policy is giving up problems that it could solve.",
@@ -187,18 +148,16 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "no_signal",
-        "Credit",
         "Groups without signal",
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
-            Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True),
-            Panel("groups without spread, by the plugins' count", ["groups/zero_variance"], share=True),
+            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True),
+            Panel("groups without spread, by the plugins' count", [Series("groups/zero_variance")], share=True),
         ),
     ),
     Plot(
         "hooks",
-        "Credit",
         "What each hook changed",
         "Signs flipped and mass moved by each advantage hook; one that moves nothing does nothing, and one that "
         "flips many signs rewards what was punished.",
@@ -206,80 +165,45 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "lengths",
-        "Completions",
         "Lengths",
         "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
         "the limit.",
         _of_metrics(
-            Panel("tokens per completion: mean, shortest to longest", [_range("completions/{}_length")]),
-            Panel("tokens of completions that ended by themselves", [_range("completions/{}_terminated_length")]),
-            Panel("share cut off at the limit", ["completions/clipped_ratio"], share=True),
+            Panel("mean tokens of a completion", [Series("completions/mean_length")]),
+            Panel("mean tokens of those that ended by themselves", [Series("completions/mean_terminated_length")]),
+            Panel("tokens of the longest", [Series("completions/max_length")]),
+            Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
         ),
     ),
     Plot(
         "entropy",
-        "Completions",
         "Entropy",
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
         "breaks down.",
-        _of_metrics(Panel("entropy, nats", ["entropy"])),
-    ),
-    Plot(
-        "kl",
-        "Update",
-        "KL divergence",
-        "Distance from the reference model, with the asynchronous trainer from the model that sampled; a jump often "
-        "comes before a collapse.",
-        _of_metrics(Panel("KL, nats per token", ["kl"]), reason="beta is 0, so no KL divergence is computed."),
-    ),
-    Plot(
-        "clip_shares",
-        "Update",
-        "Clipping",
-        "The share of tokens whose ratio is clipped; always 0 if each batch is used once; above a few percent the "
-        "policy moves too far in one batch.",
-        _of_metrics(
-            Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"]),
-            Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"]),
-            Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"]),
-            Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"]),
-        ),
+        _of_metrics(Panel("entropy, nats", [Series("entropy")])),
     ),
     Plot(
         "optimisation",
-        "Update",
-        "Loss, gradient norm, learning rate",
-        "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
-        "you meant.",
+        "KL divergence, loss, gradient norm, learning rate",
+        "A jump of the KL divergence from the reference, or of the gradient norm, often comes before a collapse; the "
+        "loss of GRPO says little.",
         _of_metrics(
-            Panel("loss", ["loss"]),
-            Panel("gradient norm before clipping", ["grad_norm"]),
-            Panel("learning rate", ["learning_rate"]),
+            Panel("KL, nats per token", [Series("kl")]),
+            Panel("loss", [Series("loss")]),
+            Panel("gradient norm before clipping", [Series("grad_norm")]),
+            Panel("learning rate", [Series("learning_rate")]),
         ),
-    ),
-    Plot(
-        "phase_times",
-        "Cost",
-        "Time per optimizer step",
-        "Where the seconds go; speed up what takes most.",
-        phase_times,
     ),
 )
 
 FINDINGS: Mapping[str, tuple[str, str]] = {
     "reward_against_metric": ("reward_functions", "wrong-rewarded"),
     "reward_fell": ("reward_total", "all"),
-    "all_right": ("no_signal", "all"),
-    "all_wrong": ("no_signal", "all"),
     "no_signal": ("no_signal", "all"),
     "truncated": ("lengths", "truncated"),
     "entropy_gone": ("entropy", "all"),
     "constant_reward": ("reward_functions", "all"),
     "failing_reward": ("outcomes", "unparseable"),
-    "part_never_right": ("parts", "all"),
-    "part_always_right": ("parts", "all"),
-    "part_missing": ("parts", "all"),
-    "parts_unused": ("parts", "all"),
 }
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 

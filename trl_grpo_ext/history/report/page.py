@@ -20,29 +20,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...errors import ConfigurationError
 from ...guard.calls import unique_names
 from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
 from ...records.manifest import Manifest, PluginRecord
 from ...records.writing import write_atomically
-from ..run_files import step_of
 from .page_data import page_data
 from .trained_run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
-SCRIPTS = (
-    "chunks.js",
-    "text.js",
-    "state.js",
-    "tooltip.js",
-    "cards.js",
-    "results.js",
-    "keys.js",
-    "theme.js",
-    "reload.js",
-    "start.js",
-)
+_SCRIPTS = ("chunks", "text", "state", "tooltip", "cards", "results", "keys", "theme", "start")
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS)
 """Joined in this order into one style and one script."""
 
 _HIDDEN = re.compile(
@@ -62,63 +50,52 @@ class WrittenPage:
     notes: tuple[str, ...]
 
 
-def write_page(
-    runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
-) -> WrittenPage:
+def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> WrittenPage:
     """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
-    html, notes = page(runs, limit, reload_seconds)
+    html, notes = page(runs, limit)
     content = html.encode("utf-8", "replace")
-    path = Path(path)
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise ConfigurationError(
-            f"The report cannot be written to {path} ({error.strerror}). Name another file by --out."
-        ) from error
-    return WrittenPage(path, len(content), tuple(notes))
+    write_atomically(path, content)
+    return WrittenPage(Path(path), len(content), tuple(notes))
 
 
-def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
+def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import FINDINGS, svgs
 
-    themes: dict[str, list[dict[str, Any]]] = {}
+    figures = []
     absent = []
     for plot, svg in svgs(runs):
         if isinstance(svg, str):
-            entry = {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)}
-            themes.setdefault(plot.theme, []).append(entry)
+            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
         else:
             absent.append(f"{plot.title}: {svg.reason}")
     data = page_data(runs if limit else [], limit)
-    titles = {one["name"]: one["title"] for entries in themes.values() for one in entries}
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
     style = join_assets(STYLES)
     script = join_assets(SCRIPTS)
+    shown = [run["name"] for run in data.index["runs"] if run["steps"]]
     html = (
         environment()
         .get_template("report.html.jinja")
         .render(
             policy=policy(style, script),
-            reload_seconds=reload_seconds,
             style=Markup(style),
             script=Markup(script),
-            runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
+            runs=[{"name": run.name, "steps": run.last_step, "summary": summaries(run)} for run in runs],
             notes=notes,
             findings=[
                 (run.name, [(one, *FINDINGS[one.name]) for one in found])
                 for run in runs
                 if (found := findings_of(run.folder, run.history))
             ],
-            titles=titles,
-            with_completions=[run["name"] for run in data.index["runs"] if run["steps"]],
-            themes=themes,
+            titles={one["name"]: one["title"] for one in figures},
+            with_completions=shown,
+            figures=figures,
             absent=absent,
             settings=settings(runs),
             plugins=plugins(runs),
             index=script_json(data.index),
             chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
-            completions=any(run["steps"] for run in data.index["runs"]),
         )
     )
     return html, [*notes, *absent]
@@ -177,7 +154,6 @@ def environment() -> Environment:
 
 # ---------------------------------------------------------------------------------------------------------- tables
 
-
 Line = tuple[str, Sequence[str], bool]
 """One line of a table: a name, a text for each run, and whether the runs differ in it."""
 
@@ -198,14 +174,6 @@ def summaries(run: Run) -> list[tuple[str, ...]]:
             of_best = (_ABSENT, _ABSENT) if key in _OTHERS else (f"{best:.4g}", str(step))
             lines.append((name, f"{values[0]:.4g}", f"{values[-1]:.4g}", *of_best))
     return lines
-
-
-def facts(run: Run) -> list[str]:
-    """Sentences for the head of the page."""
-    texts = [f"{run.last_step:,} optimizer steps"] if run.last_step else []
-    if steps := sorted({step_of(file) for file in (*run.records, *run.completions)}):
-        texts.append(f"completions saved at {len(steps)} steps, {steps[0]} to {steps[-1]}")
-    return texts
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:
@@ -242,5 +210,5 @@ def _describe(record: PluginRecord) -> str:
     parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
     parts.append("" if record.weight is None else f"weight {record.weight:g}")
     parts += [json.dumps(values, ensure_ascii=False) for values in (record.parameters, record.switches) if values]
-    parts.append(f"source {record.source_hash[:12]}" if record.source_hash else record.source)
+    parts.append(f"source {record.source_hash[:12]}" if record.source_hash else "")
     return "\n".join(part for part in parts if part)

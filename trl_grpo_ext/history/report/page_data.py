@@ -30,7 +30,6 @@ SIZE = 12_000_000
 hooks, with their text, took 6 MB."""
 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
-_OF_TABLE = ("step", "prompt", "completion", "advantage")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
 _NOT_FINITE = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
 
@@ -135,7 +134,6 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "pictures": [pictures for _, pictures in prompts],
         "prompt": [prompts[prompt] for prompt in asked],
         "completions": [row.completion for row in rows],
-        "extras": [row.extras for row in rows],
         "failed": [row.failed_turns for row in rows],
         "parts": [row.parts for row in rows],
         "vocabulary": list(vocabulary),
@@ -163,23 +161,13 @@ def numbered(values: Iterable[Any]) -> dict[Any, int]:
 
 
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
-    """A row's tokens as JSON, a list per column: `gap` and `size` say where the characters are, from the last's end."""
-    assert row.tokens is not None
-    count = len(row.tokens)
-    spans = row.spans
-    ends = None if spans is None else numpy.append(0, spans[:, 1])[:-1]
-    columns: dict[str, Any] = {
-        "token": [vocabulary[token] for token in row.tokens],
-        "gap": [0] * count if spans is None else (spans[:, 0] - ends).tolist(),
-        "size": [-1] * count if spans is None else (spans[:, 1] - spans[:, 0]).tolist(),
-        "live": [] if row.live is None else row.live.astype(int).tolist(),
-        "turn": [0] * count if row.turns is None else row.turns.tolist(),
-        "part": [-1] * count if row.token_part is None else row.token_part.tolist(),
-    }
+    """A row's tokens as JSON, a list per column."""
+    tokens = row.tokens or []
+    columns = {"token": [vocabulary[token] for token in tokens], **row.columns}
     parts = [f'"{name}":{json.dumps(values, separators=(",", ":"))}' for name, values in columns.items()]
-    parts += [f'"{name}":{_digits(row.values.get(name), count)}' for name in PER_TOKEN]
+    parts += [f'"{name}":{_digits(row.values.get(name), len(tokens))}' for name in PER_TOKEN]
     known = [values for _, values in row.stages]
-    of_stages = [_digits(values, count) for values in [*known, *[None] * (stages - len(known))]]
+    of_stages = [_digits(values, len(tokens)) for values in [*known, *[None] * (stages - len(known))]]
     return f'{{{",".join(parts)},"stage":[{",".join(of_stages)}]}}'
 
 
@@ -212,15 +200,11 @@ class Row:
     # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
-    extras: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
-    tokens: list[str] | None = None
-    spans: Numbers | None = None  # `(start, end)` of each token in UTF-16 units, as browsers count
-    live: Numbers | None = None
-    turns: Numbers | None = None
     failed_turns: list[int] = field(default_factory=list)
     parts: list[tuple[str, float | None]] = field(default_factory=list)  # of its rewards, with their scores
-    token_part: Numbers | None = None  # the number of each token's part there, or -1
+    tokens: list[str] | None = None
+    columns: dict[str, list[int]] = field(default_factory=dict)  # as the page reads them: see `_columns_of`
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
 
@@ -278,46 +262,54 @@ def _of_records(run: Run, path: Path) -> list[Row]:
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items() if values[index] is not None}
         size = len(at["tokens"])
-        completion = str(at["completion"])
-        whole = {
-            name: _per_token(at[name], size, numpy.int64)
-            for name in ("starts", "ends", "turns", "token_part")
-            if name in at
-        }
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
-        parts = [(_short(name, 60), number(float(score))) for name, score in scores]
+        stages = zip(at.get("stages", ()), at.get("advantages", ()), strict=True)
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
             prompt=plain_text(at["prompt"]),
-            completion=completion,
+            completion=str(at["completion"]),
             truncated=at.get("truncated"),
             rewards={str(name): number(value) for name, value in dict(at.get("rewards", ())).items()},
             reward=number(at.get("reward")),
-            outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
+            outcomes={str(name): _short(value) for name, value in dict(at.get("outcomes", ())).items()},
             pictures=_pictures(run, path, at.get("images", ())),
-            tokens=[str(token) for token in at["tokens"]],
-            spans=utf16_spans(completion, whole["starts"], whole["ends"])
-            if {"starts", "ends"} <= whole.keys()
-            else None,
-            live=_per_token(at["live"], size, bool),
-            turns=whole["turns"].clip(-1, size) if "turns" in whole else None,
             failed_turns=[int(turn) for turn in at.get("failed_turns", ())],
-            parts=parts,
-            token_part=whole["token_part"].clip(-1, len(parts) - 1) if "token_part" in whole else None,
-            stages=[
-                (str(name), _per_token(values, size))
-                for name, values in zip(at.get("stages", ()), at.get("advantages", ()), strict=True)
-            ],
+            parts=[(_short(name), number(float(score))) for name, score in scores],
+            tokens=[str(token) for token in at["tokens"]],
+            stages=[(str(name), _per_token(values, size)) for name, values in stages],
             values={name: _per_token(at[name], size) for name in PER_TOKEN if name in at},
         )
+        row.columns = _columns_of(row, at, size)
         credit = live_credit(row)
         if len(credit):
             row.credit = number(float(credit.sum() if row.trained else credit.mean()))
-        elif not row.live.any():  # type: ignore[union-attr]
+        elif not any(row.columns["live"]):
             row.credit = 0.0
         rows.append(row)
     return rows
+
+
+def _columns_of(row: Row, at: Mapping[str, Any], size: int) -> dict[str, list[int]]:
+    """Whole numbers of each token; `gap` and `size` say where its characters are, from the last one's end."""
+
+    def whole(name: str, missing: int) -> Numbers:
+        return _per_token(at[name], size, numpy.int64) if name in at else numpy.full(size, missing)
+
+    gaps = numpy.zeros(size, int)
+    sizes = numpy.full(size, -1)
+    if "starts" in at and "ends" in at:
+        spans = utf16_spans(row.completion, whole("starts", 0), whole("ends", 0))
+        gaps = spans[:, 0] - numpy.append(0, spans[:, 1])[:-1]
+        sizes = spans[:, 1] - spans[:, 0]
+    columns = {
+        "gap": gaps,
+        "size": sizes,
+        "live": _per_token(at["live"], size, bool).astype(int),
+        "turn": whole("turns", 0).clip(-1, size),
+        "part": whole("token_part", -1).clip(-1, len(row.parts) - 1),
+    }
+    return {name: values.tolist() for name, values in columns.items()}
 
 
 def _pictures(run: Run, path: Path, copies: Sequence[Any]) -> list[str]:
@@ -342,10 +334,14 @@ def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
 
 def live_credit(row: Row) -> Numbers:
     """What each live token gets: advantage times weight; the last advantage if the row has not been trained on."""
-    assert row.live is not None
     if row.trained:
-        return (row.values["advantage"].astype(numpy.float64) * row.values["weight"])[row.live]
-    return row.stages[-1][1].astype(numpy.float64)[row.live] if row.stages else numpy.zeros(0)
+        of_tokens = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
+    elif row.stages:
+        of_tokens = row.stages[-1][1].astype(numpy.float64)
+    else:
+        return numpy.zeros(0)
+    credit: Numbers = of_tokens[numpy.array(row.columns["live"], bool)]
+    return credit
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables
@@ -357,10 +353,8 @@ def _of_table(run: Run, path: Path) -> list[Row]:
         return []
     metrics = run.keys()
     logged = {key.split("/")[1] for key in metrics if key.startswith("rewards/") and key.count("/") == 2}
-    numeric = [name for name in columns if name not in _OF_TABLE and _all_numbers(columns[name])]
-    rewards = [name for name in numeric if name in logged] or numeric
+    rewards = [name for name in columns if name in logged]
     outcomes = [name for name in columns if name.endswith(OUTCOME_SUFFIX)]
-    extras = columns.keys() - {*_OF_TABLE, *rewards, *outcomes}
     prompts = [plain_text(prompt) for prompt in columns["prompt"]]
     rows = []
     for index, (group, member) in enumerate(_groups(prompts, run)):
@@ -373,13 +367,12 @@ def _of_table(run: Run, path: Path) -> list[Row]:
                 group=group,
                 member=member,
                 prompt=prompts[index],
-                completion=completion if isinstance(completion, str) else plain_text(completion),
+                completion=plain_text(completion) if isinstance(completion, list) else str(completion),
                 truncated=None,
                 rewards={name: number(at[name]) for name in rewards},
                 reward=None,  # the table has no weights
                 credit=number(at["advantage"]),
-                outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name], 60) for name in outcomes if at[name]},
-                extras={name: _short(at[name]) for name in columns if name in extras and at[name] is not None},
+                outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name]) for name in outcomes if at[name]},
             )
         )
     return rows
@@ -399,11 +392,7 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
         yield group, member
 
 
-def _all_numbers(values: Sequence[Any]) -> bool:
-    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
-
-
-def _short(value: Any, size: int = 500) -> str:
+def _short(value: Any, size: int = 60) -> str:
     text = str(value)
     return text if len(text) <= size else text[:size] + "…"
 

@@ -35,17 +35,13 @@ class Run:
 
     folder: Path  # its output folder
     name: str  # its name; unique among those that `load_runs` returned
-    # the log entries of training and evaluation, ordered by `step`; numbers that are not finite, or larger than
-    # `LARGEST_NUMBER`, are None
+    # the log entries of training and evaluation, ordered by `step`; numbers that cannot be drawn are None
     history: History = field(default_factory=list)
-    # hyper-parameters that were set, and those that are always shown
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # those that were set, and those that are always shown
     manifest: Manifest | None = None  # the plugins; None if there is no record of them
     records: list[Path] = field(default_factory=list)  # token record files, by step
     completions: list[Path] = field(default_factory=list)  # TRL's tables of completions, by step
-    # Sentences on what is missing or unusable, and what would help. `columns_of` adds files whose data is damaged, so
-    # show it last.
-    missing: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # what is not there or unusable; `columns_of` adds to it
 
     @property
     def last_step(self) -> int:
@@ -84,26 +80,14 @@ def load_run(folder: str | Path) -> Run:
         ConfigurationError: There is no such folder, it may not be read, or nothing of a run is in it.
     """
     folder = Path(folder)
-    try:
-        entries = {entry.name for entry in folder.iterdir()}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{str(folder)!r} is not a readable folder ({files.reason_of(error)}). Name the output_dir of a training."
-        ) from error
-    known = {LOG, STATE, SETTINGS, MANIFEST, files.RECORDS, files.COMPLETIONS}
-    if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
-        raise ConfigurationError(
-            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {files.RECORDS}/, {files.COMPLETIONS}/ or "
-            "checkpoint. Name the output_dir of a training."
-        )
+    known = (LOG, STATE, SETTINGS, MANIFEST, files.RECORDS, files.COMPLETIONS)
+    if not folder.is_dir() or not (any((folder / name).exists() for name in known) or _checkpoints(folder)):
+        raise ConfigurationError(f"No training data found in {str(folder)!r}. Name the output_dir of a training.")
     missing: list[str] = []
     note = missing.append
     history = _history(folder, note)
     if not history:
-        note(
-            f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
-            f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
-        )
+        note(f"There is neither {LOG} nor {STATE} with a history of metrics in {folder}, so there are no curves.")
     records = sorted((folder / files.RECORDS).glob("step_*.parquet"), key=files.step_of)
     completions = sorted((folder / files.COMPLETIONS).glob("completions_*.parquet"), key=files.step_of)
     if not records:
@@ -142,30 +126,29 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
+def _checkpoints(folder: Path) -> list[Path]:
+    """The newest first."""
+    named = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
+    return [entry for _, entry in sorted(named, reverse=True)]
+
+
 def _history(folder: Path, note: files.Say) -> History:
     """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
-
-    def damaged(line: object) -> None:
-        note(f"{line} Curves may miss a point.")
-
     found: History = []
     if (folder / LOG).is_file():
         try:
-            found = _entries(files.read_json_lines(folder / LOG, bad=damaged))
+            found = _entries(files.read_json_lines(folder / LOG, bad=note))
         except files.UnreadableError as error:
-            damaged(error)
-    checkpoints = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
-    for place in [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]:
-        if found:
-            break
-        if (place / STATE).is_file():
+            note(str(error))
+    for place in [folder, *_checkpoints(folder)]:
+        if not found and (place / STATE).is_file():
             try:
                 content = files.read_json(place / STATE)
                 found = _entries(content.get("log_history") if isinstance(content, dict) else None)
             except files.UnreadableError as error:
                 note(f"{error} An older checkpoint was read, if there is one.")
-        elif place != folder:
-            note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
+        elif not found and place != folder:
+            note(f"{place} has no {STATE}, so it is incomplete. An older one was read.")
     return sorted(found, key=lambda entry: float(entry["step"]))
 
 
@@ -181,13 +164,8 @@ def _entries(values: Any) -> History:
 
 def _recorded(path: Path, what: str, read: Callable[[Path], Any], note: files.Say) -> Any:
     """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
-    if not path.is_file():
-        note(
-            f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it at the start."
-        )
-        return None
     try:
         return read(path)
     except (ManifestError, files.UnreadableError, OSError) as error:
-        note(f"{path} cannot be used, so no {what} are shown: {error}")
+        note(f"No {what} are shown ({path.name}): {error}")
         return None

@@ -1,24 +1,17 @@
 """Checkpoints that survive `kill -9`, SIGTERM and a full disk, for any `transformers.Trainer`.
 
-    class MyTrainer(SafeCheckpoints, GRPOExtTrainer): ...
-
-    trainer.train(resume_from_checkpoint=last_complete_checkpoint(args.output_dir))
-    if trainer.stopped_by_signal:
-        sys.exit(exit_status(trainer.stopped_by_signal))
-
 transformers writes into `output_dir/checkpoint-N`; killed there, it leaves a folder that it takes for the newest
 checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs unchanged in
-`output_dir/_unfinished_checkpoint/checkpoint-N` (`Staging`), where nothing looks, and all ranks meet three times:
+`output_dir/_unfinished_checkpoint/checkpoint-N`, where nothing looks, and all ranks meet three times:
 
     prepared    the folder is there
     written     every rank has written its part
     published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
 So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write raises at once, and
-the launcher ends the others.
-
-Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed that writes on after its call
-returns. Old checkpoints are deleted in place, so a kill may leave half of one, which `last_complete_checkpoint` skips.
+the launcher ends the others. Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed
+that writes on after its call returns. A kill while old ones are deleted may leave half of one, which
+`last_complete_checkpoint` skips.
 """
 
 from __future__ import annotations
@@ -36,7 +29,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
@@ -67,7 +60,7 @@ class SafeCheckpoints:
     `stop_signals` save a checkpoint and end the training; see `stop_signal`. There are none with `()`.
 
     Raises:
-        ConfigurationError: `enable_jit_checkpoint` is set, or a signal cannot be handled.
+        ConfigurationError: `enable_jit_checkpoint` is set.
         UpstreamError: The wrapped methods of transformers have changed.
     """
 
@@ -76,7 +69,7 @@ class SafeCheckpoints:
     control: Any
     accelerator: Any
     model: Any
-    _staging: Staging | None = None
+    _staging: Path | None = None
     _push_later = False
 
     def __init__(
@@ -87,11 +80,9 @@ class SafeCheckpoints:
         super().__init__(*arguments, **keywords)
         if self.args.enable_jit_checkpoint:
             raise ConfigurationError(
-                "enable_jit_checkpoint=True saves on SIGTERM without the other ranks; SafeCheckpoints coordinates "
-                "them. Remove enable_jit_checkpoint."
+                "enable_jit_checkpoint saves without the other ranks. Remove it: SafeCheckpoints does it with them."
             )
         self.add_callback(self._stop)  # type: ignore[attr-defined]
-        self.add_callback(_SayFinished())  # type: ignore[attr-defined]
 
     @property
     def stopped_by_signal(self) -> signal.Signals | None:
@@ -104,8 +95,8 @@ class SafeCheckpoints:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train after removing what a killed save left.
 
-        Resuming a finished run logs that and trains no step. What transformers does not find in the checkpoint and goes
-        on without (one saved with `save_only_model`, or by another number of processes) is a warning.
+        Resuming a finished run trains no step. What transformers does not find in the checkpoint and goes on without
+        (one saved with `save_only_model`, or by another number of processes) is a warning.
 
         `resume_from_checkpoint` is as in the trainer; True means the newest checkpoint that is whole on all machines.
 
@@ -117,7 +108,7 @@ class SafeCheckpoints:
         try:
             with self._agree():
                 if self.args.local_process_index == 0:
-                    remove_leftovers(folder)
+                    _remove_leftovers(folder)
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = self._newest_checkpoint(folder)
             if resume_from_checkpoint:
@@ -128,7 +119,7 @@ class SafeCheckpoints:
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer, but no step if none is left: transformers (5.2 and before) trains one too many."""
-        if _is_finished(self.state):
+        if 0 < self.state.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*arguments, **keywords)  # type: ignore[misc]
@@ -151,34 +142,45 @@ class SafeCheckpoints:
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run_dir = Path(self._get_output_dir(trial))
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        staging = Staging(Path(self._get_output_dir(trial)), name, leader=self.args.should_save)
+        staging = run_dir / UNFINISHED
+        leader = self.args.should_save  # of this disk
         try:
-            with self._agree(), staging.explain_errors():
-                staging.prepare()
+            with self._agree():
+                if leader:
+                    _remove_leftovers(run_dir)
+                    staging.mkdir(parents=True)
             self._staging = staging
             self._push_later = False
             try:
-                with staging.explain_errors():
-                    super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                    self._name_best(staging)
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._name_best(run_dir, staging / name)
+            except _WRITE_ERRORS as error:
+                reason = (str(error).strip().splitlines() or ["no message"])[0]  # PyTorch adds a stack of its C++ code
+                raise CheckpointError(
+                    f"{name} could not be written to {run_dir}: {type(error).__name__}: {reason.rstrip('.')}. Make "
+                    "room there, or choose another output_dir; then resume."
+                ) from error
             finally:
                 self._staging = None
             with self._agree():  # every rank has written
                 pass
-            with self._agree(), staging.explain_errors():
-                # Elsewhere a part is all there should be: transformers writes the weights on the first machine alone.
-                staging.publish(check=self.args.process_index == 0)
-            if staging.leader:
+            with self._agree():
+                if leader:
+                    # Elsewhere a part is all there should be: the weights are on the first machine alone.
+                    _publish(staging / name, run_dir, check=self.args.process_index == 0)
+            if leader:
                 best = self.state.best_model_checkpoint
-                rotate_checkpoints(str(staging.run_dir), self.args.save_total_limit, best, use_mtime=True)
+                rotate_checkpoints(str(run_dir), self.args.save_total_limit, best, use_mtime=True)
         finally:
-            staging.discard()
+            if leader:
+                _remove_leftovers(run_dir)
         if self._push_later:
-            super()._push_from_checkpoint(str(staging.final))  # type: ignore[misc]
+            super()._push_from_checkpoint(str(run_dir / name))  # type: ignore[misc]
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging.folder if self._staging else super()._get_output_dir(trial))  # type: ignore[misc]
+        return str(self._staging or super()._get_output_dir(trial))  # type: ignore[misc]
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads run in the background, so they must wait until the checkpoint is in its final place."""
@@ -187,15 +189,15 @@ class SafeCheckpoints:
         else:
             self._push_later = True
 
-    def _name_best(self, staging: Staging) -> None:
+    def _name_best(self, run_dir: Path, staged: Path) -> None:
         """Set the best checkpoint's final path: the trainer looked for it in the staging folder."""
         state = self.state
         best = state.best_global_step
-        place = staging.run_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+        place = run_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
         if best and (best == state.global_step or place.is_dir()):
             state.best_model_checkpoint = str(place)
             if self.args.should_save:
-                state.save_to_json(str(staging.checkpoint / STATE))
+                state.save_to_json(str(staged / STATE))
 
     @contextmanager
     def _agree(self) -> Iterator[None]:
@@ -211,91 +213,31 @@ class SafeCheckpoints:
             if found is None:
                 there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
                 raise CheckpointError(
-                    f"resume_from_checkpoint=True found no complete checkpoint in {folder}, which has {there}. Start "
-                    "without resume_from_checkpoint, or name a checkpoint."
+                    f"resume_from_checkpoint=True found no complete checkpoint in {folder}, which has {there}."
                 )
         mine = torch.tensor([int(found.rpartition("-")[2]) if found else 0], device=self.accelerator.device)
         return str(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.accelerator.gather(mine).max()}")
 
 
-def _is_finished(state: Any) -> bool:
-    return bool(0 < state.max_steps <= state.global_step)
+def _publish(staged: Path, run_dir: Path, *, check: bool) -> None:
+    """Move a checkpoint to its place, even if one of that name exists; check it first if asked.
+
+    Files and folders are flushed before, so that no power cut can undo it.
+    """
+    for path in [*staged.rglob("*"), staged]:
+        _sync(path)
+    if check and (problem := checkpoint_problem(staged)):
+        raise CheckpointError(f"{staged.name} in {run_dir} is incomplete, and was not published: {problem}.")
+    final = run_dir / staged.name
+    if os.path.lexists(final):  # a kill between these renames is repaired by `put_back`
+        replaced = staged.parent / REPLACED
+        replaced.mkdir(exist_ok=True)
+        final.rename(replaced / staged.name)
+    staged.rename(final)
+    _sync(run_dir)
 
 
-class _SayFinished(TrainerCallback):
-    """Reports that a resumed run has nothing left to do."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if _is_finished(state) and state.is_world_process_zero:
-            logger.warning(
-                "The run in %s is finished: its checkpoint is at step %s of %s, so nothing is trained. Raise "
-                "max_steps (or num_train_epochs) to continue, or remove resume_from_checkpoint to start over.",
-                args.output_dir,
-                state.global_step,
-                state.max_steps,
-            )
-
-
-class Staging:
-    """One save of one checkpoint into `run_dir`, as one rank sees it; the leader of a disk acts for the others."""
-
-    def __init__(self, run_dir: Path, name: str, *, leader: bool) -> None:
-        self.run_dir = run_dir
-        self.name = name
-        self.leader = leader
-        self.folder = run_dir / UNFINISHED
-        self.checkpoint = self.folder / name
-        self.final = run_dir / name
-
-    def prepare(self) -> None:
-        """Remove what killed saves left, and make the folder."""
-        self.discard()
-        if self.leader:
-            self.folder.mkdir(parents=True, exist_ok=True)
-
-    def publish(self, *, check: bool) -> None:
-        """Move the checkpoint to its place, even if one of that name exists; check it first if asked.
-
-        Files and folders are flushed before, so that no power cut can undo it.
-        """
-        if not self.leader:
-            return
-        for path in [*self.checkpoint.rglob("*"), self.checkpoint]:
-            _sync(path)
-        if check and (problem := checkpoint_problem(self.checkpoint)):
-            raise CheckpointError(
-                f"{self.name} was written to {self.run_dir} but is incomplete: {problem}. It was not published; does "
-                "something else remove files there?"
-            )
-        if os.path.lexists(self.final):  # a kill between these renames is repaired by `put_back`
-            replaced = self.folder / REPLACED
-            replaced.mkdir(exist_ok=True)
-            self.final.rename(replaced / self.name)
-        self.checkpoint.rename(self.final)
-        _sync(self.run_dir)
-
-    def discard(self) -> None:
-        """Remove everything unfinished, and what was replaced."""
-        if self.leader:
-            remove_leftovers(self.run_dir)
-
-    @contextmanager
-    def explain_errors(self) -> Iterator[None]:
-        """Turn an error of a write into one that says what to do."""
-        try:
-            yield
-        except CheckpointError:
-            raise
-        except _WRITE_ERRORS as error:
-            lines = str(error).strip().splitlines() or ["no message"]  # PyTorch adds a stack of its C++ code
-            raise CheckpointError(
-                f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')}. "
-                "Make room there (quota and `ulimit -f` count too), set save_total_limit, or choose another "
-                "output_dir; then resume."
-            ) from error
-
-
-def remove_leftovers(run_dir: Path) -> None:
+def _remove_leftovers(run_dir: Path) -> None:
     """Remove what killed saves left, after restoring a checkpoint that was being replaced."""
     put_back(run_dir)
     shutil.rmtree(run_dir / UNFINISHED, ignore_errors=True)

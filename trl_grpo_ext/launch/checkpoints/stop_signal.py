@@ -8,9 +8,7 @@ out, by the resumed run too.
 A signal that came after the last step goes to the earlier handler. A forked child dies of the signal as usual.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
-different steps; and it saves weights without the step's gradients, while the data has moved on. torchrun, and so
-`accelerate launch`, passes SIGTERM, SIGINT, SIGHUP and SIGQUIT on, and kills after `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
-(30) seconds; any other signal must be sent to the workers.
+different steps; and it saves weights without the step's gradients, while the data has moved on.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from accelerate import PartialState
 from accelerate.utils import gather
 from transformers import TrainerCallback
 
-from ...errors import ConfigurationError
-
 logger = logging.getLogger(__name__)
 
 
@@ -42,16 +38,10 @@ def exit_status(number: int) -> int:
 
 
 class SaveOnSignal(TrainerCallback):
-    """Saves a checkpoint and stops after one of the signals; works in any `transformers.Trainer`.
-
-    Raises:
-        ConfigurationError: One of them cannot be handled.
-    """
+    """Saves a checkpoint and stops after one of the signals; works in any `transformers.Trainer`."""
 
     def __init__(self, signals: Sequence[signal.Signals | int] = (signal.SIGTERM,)) -> None:
         self.signals = [signal.Signals(number) for number in signals]
-        for number in {signal.SIGKILL, signal.SIGSTOP}.intersection(self.signals):
-            raise ConfigurationError(f"{number.name} cannot be handled by a process. Name SIGTERM or SIGUSR1.")
         self.stopped_by: signal.Signals | None = None
         self._earlier: dict[int, Any] = {}
         self._came: set[int] = set()

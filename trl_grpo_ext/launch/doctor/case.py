@@ -1,10 +1,8 @@
 """Everything that is known of a run where its trainer is constructed, as objects."""
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from ...credit.flow import plugin_label
@@ -13,8 +11,6 @@ from ..engine import launched_engine
 from . import Machine, Problem
 from .launch import Launch
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of, trainable_of
-
-_PLUGINS = ("advantage_hooks", "loss_aggregation", "group_filter")
 
 
 @dataclass(frozen=True)
@@ -58,16 +54,6 @@ class Case:
         return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
 
     @property
-    def is_zero(self) -> bool:
-        """Any stage of DeepSpeed's ZeRO."""
-        return self.engine.startswith("zero")
-
-    @property
-    def is_fsdp(self) -> bool:
-        """Either version of FSDP."""
-        return self.engine.startswith("fsdp")
-
-    @property
     def on_cpu(self) -> bool:
         """Whether the arguments choose the CPU."""
         return bool(self["use_cpu"])
@@ -83,13 +69,6 @@ class Case:
         """Whether TRL's cast of a quantised model's adapters is undone, as by the recipes; True if that is unknown."""
         return self.trainer is None or bool(getattr(self.trainer, "adapters_in_float32", False))
 
-    def free_disk(self) -> int:
-        """Free bytes where checkpoints go."""
-        place = Path(self["output_dir"] or ".").expanduser().absolute()
-        while not place.is_dir():
-            place = place.parent
-        return shutil.disk_usage(place).free
-
     def described(self, trainer: Any) -> str:
         """The run in one line."""
         count = self.launch.processes
@@ -104,10 +83,8 @@ class Case:
         ]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
-        named: dict[str, Any] = {"rewards": self.rewards}
-        if hasattr(trainer, "_trl_grpo_ext"):
-            named |= {name: getattr(trainer, name, None) for name in _PLUGINS}
-        for kind, plugins in named.items():
+        for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
+            plugins = self.rewards if kind == "rewards" else getattr(trainer, kind, None)
             listed = plugins if isinstance(plugins, list | tuple) else [plugins]
             own = [one if isinstance(one, str) else plugin_label(one) for one in listed if one]
             parts += [f"{kind.replace('_', ' ')} {', '.join(own)}"] if own else []

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "
 """Most severe first."""
 _LINES = 8
 """Of the script's last words, where there is no other reason why it ended."""
-_COMPILES = "DeepSpeed compiles an extension at its first start on this machine, which takes up to a minute."
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,10 @@ class Examination:
         return 2 if self.unreached else 0
 
 
-def examine(
-    words: Sequence[str],
-    machine: Machine | None = None,
-    *,
-    prompt_length: int = 256,
-    say: Callable[[str], object] = str,
-) -> Examination:
+def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_length: int = 256) -> Examination:
     """Examine the run that this command line starts, on this machine or the one described.
 
     The launcher and the script each run in a process of their own; `prompt_length` is the longest prompt's tokens.
-    `say` gets a sentence before a long wait.
 
     Raises:
         ConfigurationError: The words name no launcher, script or file.
@@ -84,8 +76,6 @@ def examine(
         if launch.script is None:
             problems = launch.problems or (Problem("error", "launch", f"{launch.launcher} stops: {said}"),)
             return Examination(launch, machine, problems)
-        if launch.is_on("ACCELERATE_USE_DEEPSPEED"):
-            say(_COMPILES)
         found, said = ask("probe")
     if found is None:
         return Examination(launch, machine, launch.problems, unreached="the script's process ended", said=said)
@@ -112,11 +102,9 @@ def _hub_answers() -> bool:
     from huggingface_hub import constants
 
     try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5)
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
+        urllib.request.urlopen(constants.ENDPOINT, timeout=5)
+    except OSError as error:
+        return isinstance(error, urllib.error.HTTPError)
     return True
 
 
@@ -139,10 +127,8 @@ def doctor_command(
     run would stop or not be what was asked for, and with 2 if it could not be examined.
     """
     size = None if gpu_memory is None else int(gpu_memory * 1024**3)
-    waiting = Console(stderr=True)
-    with waiting.status("Running the script up to its trainer"):
-        machine = Machine(gpus, size, machines)
-        examination = examine(context.args, machine, prompt_length=prompt_length, say=waiting.print)
+    with Console(stderr=True).status("Running the script up to its trainer"):
+        examination = examine(context.args, Machine(gpus, size, machines), prompt_length=prompt_length)
     render(examination, Console())
     raise typer.Exit(examination.exit_code)
 

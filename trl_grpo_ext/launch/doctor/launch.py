@@ -6,14 +6,12 @@ processes.
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import importlib.metadata
 import io
 import os
 import pickle
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from typing import Any, NoReturn
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
+from ...plugins.discovery import suggest_names
 from . import Problem
 from .renamed import RENAMED, what_to_write
 
@@ -87,43 +86,31 @@ class Launch:
 def read_command(words: Sequence[str]) -> Launch:
     """What can be said without a launcher; one that names a launcher has its name and no script."""
     rest = list(words)
-    environment = {}
-    while rest and (assigned := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL)):
-        environment[assigned[1]] = assigned[2]
+    python = bool(rest) and re.fullmatch(r"python[\d.]*", Path(rest[0]).name) is not None
+    if python:
         rest.pop(0)
-    if not rest:
-        raise ConfigurationError("No command to examine: write it after `--`, or name a YAML file.")
-    first = rest.pop(0)
-    module = False
-    if re.fullmatch(r"python[\d.]*", Path(first).name):
         while rest and rest[0].startswith("-") and rest[0] != "-m":
             rest.pop(0)  # options of the interpreter
-        module = rest[:1] == ["-m"]
-        rest = rest[1:] if module else rest
-        if not rest:
-            raise ConfigurationError("No script is named after `python`.")
-        first = rest.pop(0)
-    name = _AS_MODULES.get(first, first) if module else Path(first).name
+    module = python and rest[:1] == ["-m"]
+    rest = rest[module:]
+    if not rest:
+        raise ConfigurationError("No command to examine: write it after `--`, or name a YAML file.")
+    script = rest.pop(0)
+    name = _AS_MODULES.get(script, script) if module else Path(script).name
     if name == "accelerate" and rest[:1] == ["launch"]:
         name = "accelerate-launch"  # the same, without the imports of its other commands
         rest = rest[1:]
     if name in LAUNCHERS:
-        return Launch(None, tuple(rest), environment=environment, launcher=name)
-    if Path(first).suffix in (".yaml", ".yml") and Path(first).is_file():
-        settings = ("--config", first, *rest)
-        return Launch(
-            "trl_grpo_ext.launch.doctor.settings_alone", settings, True, environment, first, settings_alone=True
+        return Launch(None, tuple(rest), launcher=name)
+    if Path(script).suffix in (".yaml", ".yml") and Path(script).is_file():
+        alone = "trl_grpo_ext.launch.doctor.settings_alone"
+        return Launch(alone, ("--config", script, *rest), module=True, launcher=script, settings_alone=True)
+    if not module and (Path(script).suffix != ".py" or not Path(script).is_file()):
+        raise ConfigurationError(
+            f"{one_line(script, 300)} is no Python script. Write what starts the run: accelerate launch ..., torchrun "
+            "..., trl grpo ..., python train.py ..., or a YAML file alone."
         )
-    script = first
-    if not module and not Path(first).is_file():
-        found = shutil.which(first, path=str(Path(sys.executable).parent)) or shutil.which(first)
-        if found is None or b"python" not in Path(found).read_bytes()[:200]:
-            raise ConfigurationError(
-                f"{one_line(first, 300)} is no Python script. Write the command that starts the run: accelerate launch "
-                "..., torchrun ..., trl grpo ..., python train.py ..., or a YAML file alone."
-            )
-        script = found
-    return Launch(script, tuple(rest), module, environment)
+    return Launch(script, tuple(rest), module)
 
 
 class _Started(BaseException):
@@ -154,17 +141,11 @@ def read_launcher(launch: Launch) -> Launch:
         started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
         count = config.nproc_per_node
         machines = config.max_nodes
-        ranks = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "GROUP_RANK": 0,
-            "WORLD_SIZE": count * machines,
-            "LOCAL_WORLD_SIZE": count,
-            "GROUP_WORLD_SIZE": machines,
-            "MASTER_ADDR": args.master_addr or "127.0.0.1",
-            "MASTER_PORT": args.master_port or 29500,
-        }
-        started.update(environment={**os.environ, **{name: str(value) for name, value in ranks.items()}})
+        ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), 0)
+        sizes = {"WORLD_SIZE": count * machines, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": machines}
+        master = {"MASTER_ADDR": args.master_addr or "127.0.0.1", "MASTER_PORT": args.master_port or 29500}
+        variables = {name: str(value) for name, value in {**ranks, **sizes, **master}.items()}
+        started.update(environment={**os.environ, **variables})
         started.update(processes=count * machines, machines=machines, rendezvous=args.rdzv_backend)
         raise _Started
 
@@ -186,17 +167,14 @@ def read_launcher(launch: Launch) -> Launch:
             started["problems"] = tuple(unknown_keys(started["file"])) if started["file"] else ()
         ranked = any(word.startswith(("--machine_rank", "--machine-rank", "--node")) for word in launch.words)
         changed = {name: value for name, value in started.pop("environment").items() if before.get(name) != value}
-        environment = {**changed, **launch.environment}
-        return dataclasses.replace(launch, environment=environment, ranked=ranked, **started)
+        return dataclasses.replace(launch, environment=changed, ranked=ranked, **started)
     except SystemExit as stop:
         lines = [line for line in said.getvalue().splitlines() if line.strip()]
         why = lines[-1] if lines else f"it ended with {stop.code}"
     except (Exception, AssertionError) as error:  # whatever the launcher raises for what it was given
         why = f"{type(error).__name__}: {error}"
-    # TRL's own launcher passes on what it does not know.
-    renamed = what_to_write({name: "" for name in RENAMED if f"--{name}" in why}, ())
-    fix = " ".join(renamed) or "Correct the launcher's options or its file."
-    problem = Problem("error", "launch", one_line(f"{launch.launcher} stops: {why}", 900), fix)
+    renamed = what_to_write({name: "" for name in RENAMED if f"--{name}" in why}, ())  # which TRL's launcher passes on
+    problem = Problem("error", "launch", one_line(f"{launch.launcher} stops: {why}", 900), " ".join(renamed))
     return dataclasses.replace(launch, problems=(problem,), file=_launch_file(given["args"]) if given else None)
 
 
@@ -220,11 +198,10 @@ def unknown_keys(path: str) -> list[Problem]:
         for key in settings.get(section) or {}:
             option = f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key
             if option not in known:
-                near = difflib.get_close_matches(option, known, 1, 0.75)
-                fix = f"Write {near[0]}." if near else "Accelerate has no such option."
-                name = one_line(Path(path).name, 300)
-                message = f"{name} has {one_line(key, 60)!r}, which Accelerate ignores silently."
-                problems.append(Problem("warning", "launch file", message, fix))
+                message = (
+                    f"{one_line(Path(path).name, 300)} has {one_line(key, 60)!r}, which Accelerate ignores silently."
+                )
+                problems.append(Problem("warning", "launch file", message, suggest_names(option, known).strip()))
     return problems
 
 

@@ -57,29 +57,31 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     """Estimate a run's memory and disk for prompts of up to so many tokens; None if sizes or settings are unknown."""
     sizes = case.sizes
     launch = case.launch
+    is_zero = case.engine.startswith("zero")
+    is_fsdp = case.engine.startswith("fsdp")
     lora = case.adapters
     if sizes is None or not case["generation_batch_size"] or (lora and lora.refusal):
         return None
     halves = bool(case["fp16"] or case["bf16"])
     shards = launch.processes_per_machine if case.engine == "fsdp2_hybrid" else launch.processes
-    over_weights = shards if case.is_fsdp or case.engine == "zero3" else 1
+    over_weights = shards if is_fsdp or case.engine == "zero3" else 1
     over_gradients = shards if over_weights > 1 or case.engine == "zero2" else 1
-    over_states = shards if case.is_zero or case.is_fsdp else 1
+    over_states = shards if is_zero or is_fsdp else 1
 
     # Bytes of one number: as loaded, of a frozen weight (DeepSpeed casts the whole model) and of a trained one.
     loaded = 4 if case.dtype == "float32" else 2
-    frozen = 2 if case.is_zero and halves else loaded
+    frozen = 2 if is_zero and halves else loaded
     trainable, each = (sizes.parameters, loaded) if lora is None else (lora.trainable, 4)  # PEFT's autocast
-    if case.is_zero and halves:
+    if is_zero and halves:
         each = 2
     elif lora is not None and case.bits and not case.keeps_adapters_in_float32:
         each = 2  # TRL casts these adapters to bfloat16, the recipes cast back
-    elif case.is_fsdp and halves:
+    elif is_fsdp and halves:
         each = 4  # accelerate upcasts what is trained
     packed = sizes.linear // 2 + sizes.linear // 64 * 4 if case.bits == 4 else sizes.linear if case.bits else 0
     base = frozen if lora is not None else each
     whole = packed + (sizes.parameters - (sizes.linear if case.bits else 0)) * base
-    states = int(_states(str(getattr(case["optim"], "value", case["optim"])), 4 if case.is_zero else each) * trainable)
+    states = int(_states(str(getattr(case["optim"], "value", case["optim"])), 4 if is_zero else each) * trainable)
 
     length = prompt_length + int(case["max_completion_length"] or sizes.context)  # None is no limit
     rows = int(case["generation_batch_size"]) // launch.processes
@@ -94,7 +96,7 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
         "adapters": trainable * each // over_weights if lora is not None else 0,
         "the reference": sizes.parameters * frozen // over_weights if case["beta"] and lora is None else 0,
         "optimizer states": 0 if launch.offloads("optimizer") else states // over_states,
-        "float32 copies": 4 * trainable // shards if case.is_zero and not launch.offloads("optimizer") else 0,
+        "float32 copies": 4 * trainable // shards if is_zero and not launch.offloads("optimizer") else 0,
     }
     device = min((size for size in case.devices if size), default=0)
     generation = {"the cache": 0 if case["use_vllm"] else rows * length * sizes.layers * sizes.kv_width * loaded}
@@ -117,29 +119,20 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
         "generation": total(held, generation) + vllm,
         "update": total(held, update) + (0 if case["vllm_enable_sleep_mode"] else vllm),
     }
-    copies = each * (case.engine in ("zero1", "zero2") or case.is_fsdp) + 4 * case.is_zero  # DeepSpeed's, FSDP's own
+    copies = each * (case.engine in ("zero1", "zero2") or is_fsdp) + 4 * is_zero  # DeepSpeed's, FSDP's own
     checkpoint = trainable * each + (0 if case["save_only_model"] else states + copies * trainable)
     parts = {**held, **generation, **update, "vLLM": vllm}
     return Memory({name: size for name, size in parts.items() if size}, stages, checkpoint)
 
 
 def memory_problems(case: Case, memory: Memory) -> list[Problem]:
-    """What may not fit, as warnings."""
-    problems = []
+    """A warning if the run may not fit."""
     least = min((size for size in case.devices if size), default=0)
-    if least and not case.on_cpu and memory.peak > BARELY * least:
-        message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
-        fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
-        problems.append(Problem("warning", "memory", message, fix))
-    # One checkpoint is written before one is deleted.
-    free = case.free_disk()
-    needed = ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
-    saves = getattr(case["save_strategy"], "value", None) != "no"
-    if saves and needed > free and not (case.machine.elsewhere or case.machine.assumed):
-        message = f"Checkpoints take about {needed / GB:.1f} GB, and {free / GB:.1f} GB are free."
-        fix = "Lower save_total_limit, set save_only_model: true, or choose another output_dir."
-        problems.append(Problem("warning", "disk", message, fix))
-    return problems
+    if not least or case.on_cpu or memory.peak <= BARELY * least:
+        return []
+    message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
+    fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
+    return [Problem("warning", "memory", message, fix)]
 
 
 def _states(optimizer: str, each: int) -> float:

@@ -47,10 +47,9 @@ def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | 
 
     Runs no code of the model and uses no network.
     """
+    offline = {"local_files_only": True, "trust_remote_code": False}
     try:
-        return AutoConfig.from_pretrained(
-            model_name_or_path, revision=revision, local_files_only=True, trust_remote_code=False
-        ), ""
+        return AutoConfig.from_pretrained(model_name_or_path, revision=revision, **offline), ""
     except Exception as error:  # a config is an untrusted file: malformed ones have raised a dozen kinds
         reason = f"No config of {model_name_or_path!r} could be read: {type(error).__name__}: {one_line(error, 300)}"
     return shipped_config(model_name_or_path), reason
@@ -77,7 +76,6 @@ class Adapters:
     trainable: int
     refusal: str | None = None
     missing: tuple[str, ...] = ()  # targets that match nothing, which PEFT silently drops if others match
-    names: tuple[str, ...] = ()  # last names of the modules that could be adapted
 
 
 def on_meta(config: Any, architecture: Any = AutoModelForCausalLM) -> Any:
@@ -90,8 +88,7 @@ def on_meta(config: Any, architecture: Any = AutoModelForCausalLM) -> Any:
             return build(config, attn_implementation="eager")
     except Exception as error:  # as above
         raise ConfigurationError(
-            f"transformers builds no causal language model from the config of type {config.model_type!r}: "
-            f"{one_line(error, 300)}. Check the model's config.json."
+            f"transformers builds no model from the config.json: {one_line(error, 300)}"
         ) from error
 
 
@@ -136,18 +133,16 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
     """Let PEFT adapt, in place, a model that `on_meta` built."""
     import peft
 
-    kinds = (torch.nn.Linear, Conv1D, torch.nn.Embedding)
-    modules = {name.rpartition(".")[2]: None for name, module in model.named_modules() if isinstance(module, kinds)}
     try:
         with warnings.catch_warnings(action="ignore"):
             adapted: Any = peft.get_peft_model(model, peft_config)
     except (ValueError, TypeError, LookupError, RuntimeError, re.error) as error:
-        return Adapters(0, one_line(error, 400), names=tuple(modules))
+        return Adapters(0, one_line(error, 400))
     targets = getattr(peft_config, "target_modules", None)
     asked = [] if targets is None or isinstance(targets, str) else sorted(targets)
     found = getattr(adapted, "targeted_module_names", [])
     missing = [one for one in asked if not any(name == one or name.endswith(f".{one}") for name in found)]
-    return Adapters(trainable_of(adapted), None, tuple(missing), tuple(modules))
+    return Adapters(trainable_of(adapted), None, tuple(missing))
 
 
 def trainable_of(model: Any) -> int:

@@ -193,13 +193,11 @@ class Probe:
             cause = error.__cause__ or error.__context__ or error
         chain = _chain(error)
         reached = f"The script stopped before its trainer: {_said(cause)}"
-        goes_on = "it goes on; what follows is from its settings alone."
+        alone = "what follows is from its settings alone"
         if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self.machine.gpus:
-            reached += " It uses a GPU, and none is here."
-            self.problems.append(Problem("note", "script", reached, f"On the machine itself {goes_on}"))
+            self.problems.append(Problem("note", "script", f"{reached} It uses a GPU, and none is here: {alone}."))
         elif any(_is_unreachable(one) for one in chain):
-            fix = f"With network, or once it is in the cache, {goes_on}"
-            self.problems.append(Problem("note", "script", reached, fix))
+            self.problems.append(Problem("note", "script", f"{reached} It needs the network or its cache: {alone}."))
         else:
             self._refused(cause, reached)
         if len(self._made) == 2:
@@ -219,10 +217,6 @@ class Probe:
         unknown = {name: value for name, value in self._unknown.items() if name in words}
         unknown |= {name: "" for name in RENAMED if re.search(rf"['\"`-]{name}\b", words) and name not in unknown}
         fixes = what_to_write(unknown, _known_settings())
-        if "doesn't support bf16" in words:
-            fixes.append("Without a GPU set use_cpu: true; to examine another machine pass --gpus and --gpu_memory.")
-        if self.launch.settings_alone and "divisible" in words:
-            fixes.append("A file alone is one process: where it is meant for more, give the whole command after `--`.")
         subject = "settings" if unknown or isinstance(cause, ValueError) else "script"
         where = _line_of(cause, str(self.launch.script))
         self.problems.append(Problem("error", subject, reached + where, " ".join(fixes)))
@@ -245,19 +239,13 @@ class Probe:
 
     def _say_what_is_old(self) -> None:
         """Settings that the parser did not know, and those that the installed versions call deprecated."""
-        renamed = {name: value for name, value in self._unknown.items() if name in RENAMED}
-        if renamed:
-            dropped = f"{', '.join(renamed)}: no installed version takes such a setting any more."
-            fix = " ".join(what_to_write(renamed, ()))
-            self.problems.append(Problem("warning", "settings", dropped, fix))
-        others = {name: value for name, value in self._unknown.items() if name not in renamed}
-        if others:
-            near = what_to_write(others, _known_settings())
-            message = f"{one_line(', '.join(others), 400)}: the script's parser drops them, silently."
+        if self._unknown:
+            fixes = what_to_write(self._unknown, _known_settings())
+            what = "the script's parser drops them, silently"
             if self.launch.settings_alone:
-                message = f"{one_line(', '.join(others), 400)}: no settings of TRL, transformers or trl-grpo-ext; the "
-                message += "training script must know them. Give the whole command after `--` to have them checked."
-            self.problems.append(Problem("warning" if near else "note", "settings", message, " ".join(near)))
+                what = "no settings of TRL, transformers or trl-grpo-ext, so the training script must know them"
+            message = f"{one_line(', '.join(self._unknown), 400)}: {what}."
+            self.problems.append(Problem("warning" if fixes else "note", "settings", message, " ".join(fixes)))
         args = self._made.get("args")
         fields = dataclasses.fields(args) if args is not None else ()
         given = [one.name for one in fields if getattr(args, one.name) != one.default]
@@ -291,9 +279,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 def _is_unreachable(error: BaseException) -> bool:
     """Whether it is for lack of a network or of a cache."""
-    if any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__):
-        return True
-    return any(words in str(error).lower() for words in _OFFLINE)
+    named = any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__)
+    return named or any(words in str(error).lower() for words in _OFFLINE)
 
 
 def _said(error: BaseException) -> str:

@@ -14,20 +14,13 @@ RENAMED: Mapping[str, tuple[str, str]] = {
     "evaluation_strategy": ("eval_strategy", "transformers 4.51"),
     "no_cuda": ("use_cpu", "transformers 5.0"),
     "group_by_length": ("train_sampling_strategy", "transformers 5.2; its value is group_by_length"),
-    "include_inputs_for_metrics": ("include_for_metrics", "transformers 5.0; its value is [inputs]"),
     "use_liger_loss": ("use_liger_kernel", "TRL 0.28"),
     "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.27"),
     "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"),
     "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.28"),
-    "push_to_hub_model_id": ("hub_model_id", "transformers 5.0"),
-    "push_to_hub_token": ("hub_token", "transformers 5.0"),
     "overwrite_output_dir": ("", "transformers 5.0: a run continues only where resume_from_checkpoint says so"),
     "logging_dir": ("", "transformers 5.15: set the variable TENSORBOARD_LOGGING_DIR"),
-    "save_safetensors": ("", "transformers 5.0: it is always so"),
-    "half_precision_backend": ("", "transformers 5.0: there is one backend"),
     "vllm_device": ("", "TRL 0.18: vllm_mode colocate shares the trainer's GPUs, server has its own"),
-    "vllm_dtype": ("", "TRL 0.18: vLLM has the model's"),
-    "vllm_enable_prefix_caching": ("", "TRL 0.18: vLLM's default, which is on"),
 }
 """Old name: its successor (empty if there is none), and the first release without it, with what else to know."""
 

@@ -1,7 +1,6 @@
-"""Find expressions that surely differ without sympy's `simplify` and `solve`, which may take seconds to say so.
+"""Expressions that surely differ, by their values at a point, without sympy's `simplify` and `solve`.
 
-Expressions whose values at one point differ are not equal. That two are equal is never concluded here: math-verify asks
-sympy then, and wherever more than exact numbers, symbols and the commonest functions is involved.
+That two are equal is never concluded here: math-verify asks sympy then.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import contextlib
 import re
 from typing import Any
 
-import mpmath
 import sympy
 from math_verify import grader
-from sympy import Add, Expr, Integral, Rational, Symbol
+from sympy import Add, Rational, Symbol
 from sympy.core.numbers import ImaginaryUnit
 
 _COMMON = (
@@ -22,7 +20,6 @@ _COMMON = (
 )
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS, _MARGIN = 20, 1e-8
-_FAR, _LARGE = 1e-3, 1_000
 _simplify = grader.simplify
 _solve_and_compare = grader.sympy_solve_and_compare
 _is_of_symbols = grader.is_expr_of_only_symbols
@@ -61,7 +58,6 @@ def is_name(side: Any) -> bool:
 
 
 def is_nonzero(difference: Any) -> bool:
-    """Whether an expression is surely not zero."""
     return _MARGIN < abs(_value(difference)) < float("inf")
 
 
@@ -75,48 +71,6 @@ def _value(expression: Any) -> complex:
             }
             return complex(expression.evalf(_DIGITS, subs=point))
     return complex("nan")
-
-
-def differ_by_quadrature(gold: Any, answer: Any) -> bool:
-    """Whether two numbers, one with definite integrals, are so far apart that no error of a quadrature explains it.
-
-    Sympy may look for an antiderivative for minutes. Two rules and a cut interval have to agree here; that two numbers
-    are equal is never concluded, and integrands with large or tiny numbers, which may have narrow peaks, are left.
-    """
-    if not isinstance(gold, Expr) or not isinstance(answer, Expr) or not (gold.has(Integral) or answer.has(Integral)):
-        return False
-    with contextlib.suppress(Exception):  # whatever sympy and mpmath raise
-        first, second = (
-            _value(side.xreplace({integral: _quadrature(integral) for integral in side.atoms(Integral)}))
-            for side in (gold, answer)
-        )
-        return _FAR * (1 + abs(first)) < abs(first - second) < float("inf")
-    return False
-
-
-def _quadrature(integral: Any) -> Any:
-    ((variable, start, end),) = integral.limits
-    integrand = integral.function
-    numbers = [abs(number) for number in integrand.atoms(Rational)]
-    is_plain = all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(integrand))
-    if integrand.free_symbols - {variable} or not is_plain:
-        raise ValueError("no plain function of one variable")
-    if any(number and not 1 / _LARGE < number < _LARGE for number in numbers):
-        raise ValueError("numbers of very different size")
-    function = sympy.lambdify(variable, integrand, "mpmath")
-    low, high = (
-        mpmath.mpf(bound.evalf(_DIGITS)) if bound.is_finite else mpmath.inf * int(sympy.sign(bound))
-        for bound in (start, end)
-    )
-    cut = low + (1 if mpmath.isinf(high) else 0.382 * (high - low)) if mpmath.isfinite(low) else mpmath.mpf(0)
-    values = [
-        mpmath.quad(function, [low, high], method="tanh-sinh", maxdegree=6),
-        mpmath.quad(function, [low, high], method="gauss-legendre", maxdegree=5),
-        mpmath.quad(function, [low, cut, high], method="tanh-sinh", maxdegree=6),
-    ]
-    if max(abs(value - values[0]) for value in values) > _FAR / 10 * (1 + abs(values[0])):
-        raise ValueError("the rules disagree")
-    return Rational(mpmath.nstr(values[0].real, 15)) + sympy.I * Rational(mpmath.nstr(mpmath.im(values[0]), 15))
 
 
 REPLACED = {

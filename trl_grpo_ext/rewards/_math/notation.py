@@ -1,8 +1,6 @@
 r"""Notation that math-verify's normalisation loses or misreads, rewritten before it, for references and answers alike.
 
-It takes `1\,000` for 1 times 0, `0.\overline{3}` for 0, `1 1/2` for 1 and `30^\circ 15'` for 45; it leaves out dots
-(`1,2,\ldots,10`), primes (`y''`), any `\text{...}` at the end (`k \text{ is even}`, `3\mathbf{i}-2\mathbf{j}`), and
-letters that may be units (the `t` of `5t`). What cannot be rewritten stays, so that its parser says whether it is read.
+What cannot be rewritten stays, so that its parser says whether it is read.
 """
 
 import re

@@ -1,17 +1,12 @@
-r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large.
+r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large to be parsed.
 
-**Plain numbers.** Most completions of a training end in `\boxed{18}` and most references are `18`. For these the
-verdict follows from math-verify's regular expressions and its rule for comparing numbers, in microseconds. Where it
-cannot be proved, `verdict` returns None. The proof rests on math-verify 0.9 with TRL's settings:
+Most completions end in `\boxed{18}` and most references are `18`: then the verdict follows from the regular expressions
+of math-verify 0.9 with TRL's settings and its rule for comparing numbers. Where that proves nothing, `verdict` is None.
 
 - A box decides wherever there is one, but for an expression between "final answer is" and "I hope".
-- A match that holds the only box holds it whole: nothing in the plain contents accepted here could end one.
 - A percent sign counts only after an environment: texts with one after the box are left.
 - Without a box, a match needs the word "answer" and the beginning of an environment.
 - Numbers are compared exactly, or rounded to 6 places where one of them is a decimal: near pairs are left.
-
-**Limits.** Only text that would surely be parsed is measured: a whole reference, or the content of a completion's only
-box. All functions take time linear in the text. The tests compare them with math-verify.
 """
 
 import re

@@ -1,12 +1,7 @@
 r"""What a reference is read as. The reading covers all of it, or there is none and a sentence that says why.
 
-Math-verify itself takes the last number of a text where it finds nothing else, even inside dollars: `3x-y+13=0` is 0 to
-it, `x\le 3` is 3, and `$\forall x>0, f(x)=0$` is 0. Here a reference is
-
-1. what it marks as its answer: the last box, else what follows the last `####`, `<answer>` or "the answer is";
-2. that in dollars and the like, as a whole, or bare: a number, mathematics without dollars, or a number with a unit.
-
-Mathematics that does not parse is compared as text alone.
+It is what the reference marks as its answer (the last box, else what follows the last `####`, `<answer>` or "the answer
+is"), read as a whole: math-verify itself takes the last number of what it cannot parse, 0 for `3x-y+13=0`.
 """
 
 from __future__ import annotations
@@ -82,7 +77,6 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
 
 
 def _is_mathematics(text: str) -> bool:
-    """Whether a text is LaTeX without dollars, and no words."""
     words = _COMMANDS.sub(" ", _GROUPS.sub(" ", text))
     prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
     return not prose and _SIGNS.search(text) is not None and _LABEL.search(text) is None

@@ -55,7 +55,6 @@ class Verifier:
         return readings
 
     def read(self, references: Sequence[str]) -> list[Reading]:
-        """The readings of references by themselves."""
         lost = Reading(Judgement(Outcome.UNPARSEABLE))
         done = self._run([(reference, None) for reference in references])
         return [_reading(one) if one.status == "done" else lost for one in done]
@@ -83,7 +82,6 @@ class Verifier:
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put the latest entry into a cache, and drop the oldest ones beyond its size."""
     cache[key] = value
     while len(cache) > most:
         cache.pop(next(iter(cache)), None)

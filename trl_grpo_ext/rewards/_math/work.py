@@ -1,9 +1,7 @@
 r"""How much work an expression asks for, by its tree alone, before sympy evaluates anything of it.
 
-A dozen characters can ask for a number with more digits than there is memory, or for a billion terms. Here that costs
-microseconds, and the same expression is too much on every machine. What is bounded is the bits of exact numbers and the
-terms of finite sums and products that have no short form. What makes no exact number (`\pi^9`, `x^9`, a sum to
-infinity) has no size. The limits are far above what answers of people have: 4 million bits are 1.2 million digits.
+Bounded are the bits of exact numbers and the terms of finite sums and products without a short form. The limits are far
+above what answers of people have: 4 million bits are 1.2 million digits.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """The tests' side: its conversation with the solution, and `__judge__`, which rewritten tests call (`forms_of_tests`).
 
-What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
-own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
-something, they run once more with the changes, as functions that work in place need it; there a comparison counts only
-if one of its sides is the same with and without the changes.
+First the tests run with copies of their own (`own_copies`), which no change of the solution reaches. Where they fail so
+and it has changed something, they run once more with the changes, as functions that work in place need it; there a
+comparison counts only if one of its sides is the same in both runs.
 """
 
 import contextlib
@@ -13,13 +12,11 @@ import hashlib
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import sys
 import types
 import unittest.mock
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -111,7 +108,6 @@ class Side(wire.Conversation):
         self.fresh()
 
     def fresh(self) -> None:
-        """Begin with a test."""
         self.ran, self.empty = 0, 0  # asserts, and loops and comparisons of nothing
         self.failure = self.reason = self.doubt = ""
         self.failed: list[BaseException] = []  # asserts that nobody expects to fail: they count whoever catches them
@@ -120,7 +116,6 @@ class Side(wire.Conversation):
         self._open.clear()
 
     def verdict(self) -> tuple[str, str]:
-        """What a test says that ran to its end."""
         if not all(self.sites.values()):
             self.doubt = self.doubt or "an assert sits in a loop whose length the solution decides, and it ran not once"
         if self.failure or self.failed:
@@ -139,9 +134,7 @@ class Side(wire.Conversation):
 
     def refused(self, reason: str, *values: Any) -> BaseException:
         """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
-        if any(remote.is_marked(value, "_remote_made") for value in values) or (
-            len(values) > 1 and all(isinstance(value, Remote) for value in values)
-        ):
+        if any(map(remote.is_made, values)) or (len(values) > 1 and all(isinstance(value, Remote) for value in values)):
             return self.unjudged(reason)
         self.failure = self.failure or reason
         return WrongError(reason)
@@ -200,7 +193,6 @@ class Side(wire.Conversation):
         return ""
 
     def check(self, token: int, value: Any) -> bool:
-        """Whether an assert holds."""
         held = bool(value)
         return (self._holds(token) and held) or self._goes_on("an assert failed")
 
@@ -216,7 +208,6 @@ class Side(wire.Conversation):
         return goes_on
 
     def checking(self, function: Any) -> Callable[..., Any]:
-        """A call such as `self.assertEqual(...)`."""
         if isinstance(function, Remote):
             raise self.refused("it calls an assertion that the tests do not define")
         token = self.begin()
@@ -251,17 +242,11 @@ class Side(wire.Conversation):
         self.failed = [one for one in self.failed if not any(one is error for error in errors)]
 
     def passed(self) -> None:
-        """An exception that was expected has come."""
         self.ran += 1
 
     def swallowed(self) -> None:
-        """Where an assert did not hold, or could not be reached, because of what the solution did."""
         if not self.reason:
             self.failure = self.failure or "what the code did keeps an assert from running"
-
-    def skipped(self) -> None:
-        """An assert was passed by, because of what the solution returned."""
-        self.doubt = self.doubt or "an assert is under a condition that the solution decides"
 
     def several(self, site: str, values: Any) -> Iterator[Any]:
         """Iterate over what the solution decides the length of."""
@@ -270,13 +255,6 @@ class Side(wire.Conversation):
             self.sites[site] = True
             yield value
         self.empty += not self.sites[site]
-
-    def looped(self, site: str, value: Any) -> bool:
-        """The condition of a `while` that the solution decides."""
-        again = bool(value)
-        self.empty += not (again or self.sites.get(site, False))
-        self.sites[site] = self.sites.get(site, False) or again
-        return again
 
     def mapped(self, given: list[int], function: Any, *values: Any) -> Iterator[Any]:
         """`map`, which a StopIteration of the function does not end."""
@@ -343,19 +321,12 @@ class Side(wire.Conversation):
             self._shared[0] = waiting
 
     def take_note(self, news: Any) -> None:
-        """Write what the solution has printed; warn and log as it did."""
-        for what, kind, written in news or ():
+        for what, written in news or ():
             text = wire.text_of(written)
             if what == "process":
                 self.process = text[:MAX_TEXT]
             elif what in ("stdout", "stderr"):
                 getattr(sys, what).write(text)
-            elif what == "warn" and isinstance(kind, Warning):
-                warnings.warn(kind, stacklevel=2)
-            elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
-                logger = logging.getLogger(kind[0])
-                if logger.isEnabledFor(kind[1]):
-                    logger.handle(logger.makeRecord(kind[0], kind[1], "solution.py", 0, text, (), None))
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         """Do what the solution asks for, of an object that it was lent."""
@@ -373,11 +344,7 @@ class Side(wire.Conversation):
             if name not in own:
                 raise wire.ViolationError("an operation that was not lent")
             bound = value if name == "__call__" else functools.partial(getattr(type(value), name), value)
-            result = bound(*positional, **keywords)
-            if isinstance(result, types.CoroutineType):
-                result.close()
-                raise self.unjudged("it hands the solution a coroutine")
-            return result
+            return bound(*positional, **keywords)
         mock = isinstance(value, unittest.mock.NonCallableMock)
         if not attributes or type(name) is not str or name.startswith(("_", *_MOCKS_OWN) if mock else "_"):
             raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
@@ -448,7 +415,6 @@ class Side(wire.Conversation):
 
 
 def _named(value: Any) -> tuple[str, str] | None:
-    """A function's or class's place in the standard library."""
     if not isinstance(value, type | _FUNCTIONS):
         return None
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)

@@ -1,8 +1,7 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
-This finds out without running them which names are the solution's, which definitions are meant to run, and whether
-there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
-result are noticed (`checks.Side`).
+This finds out, without running them, which names are the solution's and which definitions are meant to run, and
+rewrites asserts so that those that ran are counted and what they compare is seen (`checks.Side`).
 """
 
 # Tables of words are easier to read as words.
@@ -12,6 +11,7 @@ import builtins
 import contextlib
 import functools
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +24,13 @@ JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_SAYS_NOTHING = re.compile(
+    r"pytest\.(?:skip|importorskip|warns|deprecated_call)|from pytest import[^\n]*(?:skip|warns|deprecated)"
+    r"|unittest\.skip|\b(?:skipTest|SkipTest|skipIf|skipUnless|assertLogs|assertNoLogs|assertWarns|catch_warnings"
+    r"|addHandler|asyncio)|async (?:def|for|with)"
+)
+"""Tests that skip, or of warnings, logs and coroutines, which stay in the process of the code."""
+_DEFINITIONS = _FUNCTIONS | ast.ClassDef
 
 
 class UnreadableTestsError(Exception):
@@ -124,7 +131,7 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     if all(test["empty"] for test in planned):
         raise UnreadableTestsError(
             "nothing in the tests can fail: there is no assert and no expected exception in what runs "
-            "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
+            "(statements, `test_*` functions, `TestCase` classes, `check(candidate)`)"
         )
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
@@ -161,7 +168,6 @@ def _tree(text: str) -> ast.Module:
 
 
 def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
-    """what `tests_process` needs of one test."""
     called = {_called_name(node) for node in _outside_definitions(tree)}
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
@@ -175,11 +181,16 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
         except _TOO_BAD as error:
             raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
     wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and (_is_case(node) or _holds_tests(node))]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_case(node)]
     planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
     planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
-    planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
-    planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
+    if _SAYS_NOTHING.search(ast.unparse(tree)):
+        raise UnreadableTestsError("they skip, await, or expect a warning or a log of the process of the code")
+    if _needs_pytest(tree, wanted):
+        raise UnreadableTestsError("they need pytest to run them: fixtures, marks, or classes that are no `TestCase`")
+    runs = bool(candidates or wanted or classes)
+    defines = all(isinstance(node, _DEFINITIONS | ast.Import | ast.ImportFrom) for node in tree.body)
+    planned["empty"] = (defines and not runs) or not any(map(_checks_something, ast.walk(tree)))
     rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
     planned["calls_of"] = sorted(free & {_called_name(node) for node in ast.walk(tree)})
     planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
@@ -195,13 +206,12 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _FUNCTIONS | ast.ClassDef | ast.Lambda):
+        if not isinstance(node, _DEFINITIONS | ast.Lambda):
             yield node
             yield from _outside_definitions(node)
 
 
 def _called_name(node: ast.AST) -> str:
-    """The name that it calls, or "" where it calls none."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
@@ -215,21 +225,17 @@ def _is_case(node: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in node.bases)
 
 
-def _holds_tests(node: ast.ClassDef) -> bool:
-    methods = any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body)
-    return methods and not node.bases and node.name.startswith("Test")
-
-
-def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[ast.ClassDef]) -> bool:
-    """Fixtures, marks and classes that are no `TestCase` are for pytest itself to run. `pytest.raises` alone is not."""
+def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
+    """`pytest.raises` and `pytest.approx` alone are a library's, and need nobody to run them."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
     marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
-    marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
-    return fixtures or marked or "pytestmark" in _bound_names(tree) or not all(map(_is_case, classes))
+    marked = any("pytest" in mark for mark in marks)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.bases]
+    others = any(node.name.startswith("Test") and "def test" in ast.unparse(node) for node in classes)
+    return fixtures or marked or others or "pytestmark" in _bound_names(tree)
 
 
 def _checks_something(node: ast.AST) -> bool:
-    """Whether a node is an assert, or what is like one."""
     if isinstance(node, ast.Assert):
         return not (isinstance(node.test, ast.Constant) and bool(node.test.value))
     if isinstance(node, ast.Raise):
@@ -253,13 +259,10 @@ def _last_name(node: ast.expr) -> str:
 
 def _expects(node: ast.expr) -> bool:
     called = _last_name(node.func) if isinstance(node, ast.Call) else ""
-    return called in ("raises", "warns", "deprecated_call") or called.startswith(
-        ("assertRaises", "assertWarns", "assertLogs")
-    )
+    return called == "raises" or called.startswith("assertRaises")
 
 
 def _always_fails(node: ast.stmt) -> bool:
-    """`assert False`, `raise ...`, `self.fail()`, `pytest.fail()`."""
     if isinstance(node, ast.Assert):
         return isinstance(node.test, ast.Constant) and not node.test.value
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -267,38 +270,12 @@ def _always_fails(node: ast.stmt) -> bool:
     return isinstance(node, ast.Raise)
 
 
-def _skips(node: ast.stmt) -> bool:
-    """`pytest.skip()`, `self.skipTest()`, `raise SkipTest`."""
-    value: Any = getattr(node, "exc" if isinstance(node, ast.Raise) else "value", None)
-    return _last_name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
-
-
-def _can_fail(tree: ast.Module, runs: set[str]) -> bool:
-    """Whether an assert can be reached from what is run: by name, from one definition to the next."""
-    definitions: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, _FUNCTIONS | ast.ClassDef):
-            definitions.setdefault(node.name, []).append(node)
-    reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
-    reached += [node for name in runs for node in definitions.get(name, [])]
-    seen: set[str] = set(runs)
-    while reached:
-        for node in ast.walk(reached.pop()):
-            if _checks_something(node):
-                return True
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-            if name in definitions and name not in seen:
-                seen.add(name)
-                reached += definitions[name]
-    return False
-
-
 def _bound_names(tree: ast.AST) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
-        elif isinstance(node, _FUNCTIONS | ast.ClassDef):
+        elif isinstance(node, _DEFINITIONS):
             names.add(node.name)
         elif isinstance(node, ast.arg):
             names.add(node.arg)
@@ -336,7 +313,6 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
 
 
 def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names by which the solution, or what is in it, is imported."""
     return {
         alias.asname or alias.name
         for node in nodes
@@ -473,7 +449,6 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def arguments(self, node: ast.Call, which: Sequence[int] = (0, 1)) -> None:
-        """Hand over arguments of a call, of those that it has."""
         which = [number for number in which if number < len(node.args)]
         if not any(isinstance(node.args[number], ast.Starred) for number in which):
             named = [keyword for keyword in node.keywords if keyword.arg in _SIDES][: max(0, 2 - len(node.args))]
@@ -539,8 +514,7 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         outer = self.checked_until
-        lines = (getattr(inner, "lineno", 0) for inner in ast.walk(node) if _checks_something(inner))
-        self.checked_until = max(lines, default=0)
+        self.checked_until = max((getattr(n, "lineno", 0) for n in ast.walk(node) if _checks_something(n)), default=0)
         self.generic_visit(node)
         self.checked_until = outer
         return node
@@ -586,8 +560,7 @@ class _Rewriting(ast.NodeTransformer):
             quiet = not _has_checks(handler.body)
             handler.body = self._block(handler.body)
             calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
-            skips = any(map(_skips, handler.body)) and any(_from_solution(part, self.tainted) for part in node.body)
-            calls += ["swallowed"] if skips or (quiet and checks and not expected) else []
+            calls += ["swallowed"] if quiet and checks and not expected else []
             handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
         node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
         return node
@@ -595,22 +568,18 @@ class _Rewriting(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.stmt:
         branches = [node.body, node.orelse]
         checks = [_has_checks(branch) for branch in branches]
-        leaves = [any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
-        later = self.checked_until > (node.end_lineno or 0)
-        decided = _from_solution(node.test, self.tainted)
-        test = self.visit(node.test)
-        if any(_always_fails(part) for branch in branches for part in branch):
-            test = _call("value", _call("begin"), self.compared(test))
-        bodies = [self._block(branch) for branch in branches]
-        if decided:
-            for branch, body in zip(branches, bodies, strict=True):
-                body[:0] = [ast.Expr(_call("swallowed"))] if any(map(_skips, branch)) else []
+        fails = [bool(branch) and all(map(_always_fails, branch)) for branch in branches]
+        if _from_solution(node.test, self.tainted) and not any(fails):
+            later = self.checked_until > (node.end_lineno or 0)
+            leaves = [later and any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
             for own, other in ((0, 1), (1, 0)):
-                raises = branches[other] and all(map(_always_fails, branches[other]))
-                rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
-                if not checks[own] and not raises and ((checks[other] and not rest) or (leaves[own] and later)):
-                    bodies[own].insert(0, ast.Expr(_call("skipped")))
-        return ast.copy_location(ast.If(test, bodies[0], bodies[1]), node)
+                rest = leaves[other] and not leaves[own]  # what follows is checked instead
+                if not checks[own] and (leaves[own] or (checks[other] and not rest)):
+                    raise UnreadableTestsError("an assert is under a condition that the solution decides")
+        test = self.visit(node.test)
+        if any(map(_always_fails, node.body + node.orelse)):
+            test = _call("value", _call("begin"), self.compared(test))
+        return ast.copy_location(ast.If(test, self._block(node.body), self._block(node.orelse)), node)
 
     def visit_For(self, node: ast.For) -> ast.stmt:
         decided = _has_checks(node.body) and _from_solution(node.iter, self.tainted)
@@ -620,10 +589,9 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> ast.stmt:
-        decided = _has_checks(node.body) and _from_solution(node.test, self.tainted)
+        if _has_checks(node.body) and _from_solution(node.test, self.tainted):
+            raise UnreadableTestsError("an assert is in a loop whose length the solution decides")
         self.generic_visit(node)
-        if decided:
-            node.test = _call("looped", self.site(), node.test)
         return node
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:

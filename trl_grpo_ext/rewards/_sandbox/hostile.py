@@ -1,27 +1,15 @@
-"""The process that holds a solution: it runs the code and answers calls. Only the data that it sends is used.
+"""The process that holds a solution: it runs the code and answers calls. Only the data that it sends is used."""
 
-`server` forks it. It has given up its rights (`layers`) before the code runs. It never sees a test: it gets calls with
-arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
-"""
-
-import asyncio
 import builtins
 import collections
-import concurrent.futures
 import contextlib
 import importlib
 import inspect
 import io
-import logging
-import multiprocessing.connection
-import multiprocessing.dummy
-import multiprocessing.pool
 import os
 import random
 import sys
-import threading
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +17,13 @@ from .wire import ClosedError, Conversation, exception_class, find_by_name
 
 
 def special_names(names: str) -> tuple[str, ...]:
-    """`__add__` and so on, of the words between."""
     return tuple(f"__{name}__" for name in names.split())
 
 
 JUDGING = special_names("eq ne lt le gt ge bool contains hash")  # what decides whether an assert holds
-TO_NUMBERS = special_names("abs int float complex index round trunc floor ceil")
-UNARY = TO_NUMBERS + special_names(
+UNARY = special_names(
     "call len iter next reversed getitem setitem delitem enter exit str repr format neg pos invert "
-    "aenter aexit await aiter anext"
+    "abs int float complex index round trunc floor ceil"
 )
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
 OPERATORS = JUDGING + UNARY + special_names(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
@@ -52,14 +38,10 @@ _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryE
 
 
 class Lent:
-    """An object of the tests' process, here."""
-
     __slots__ = ("__weakref__", "_number")
 
 
 class Solution(Conversation):
-    """The solution's side of the conversation."""
-
     def __init__(self, requests: int, replies: int) -> None:
         super().__init__(1, requests, replies)
         self._objects: list[Any] = []
@@ -68,13 +50,12 @@ class Solution(Conversation):
         self._lent: dict[int, Any] = {}
         self._lent_classes: dict[tuple[str, ...], type] = {}
         self._originals: dict[tuple[str, str], Any] = {}
-        self.events: list[tuple[str, Any, str]] = []
+        self.events: list[tuple[str, str]] = []
         self.module = types.ModuleType("solution")
         sys.modules["solution"] = self.module
         self.module.__file__ = "solution.py"
 
     def serve(self) -> None:
-        """Answer until the conversation ends."""
         with contextlib.suppress(ClosedError):
             while True:
                 _, packed, news = self._receive()
@@ -83,8 +64,8 @@ class Solution(Conversation):
     def news(self) -> Any:
         events = self.events[:_MAX_EVENTS]
         self.events.clear()
-        printed = [(name, None, _drain(getattr(sys, name))) for name in ("stdout", "stderr")]
-        return [*events, *(event for event in printed if event[2])] or None
+        printed = [(name, _drain(getattr(sys, name))) for name in ("stdout", "stderr")]
+        return [*events, *(event for event in printed if event[1])] or None
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         return getattr(self, f"_do_{what}")(*arguments)
@@ -119,19 +100,6 @@ class Solution(Conversation):
     def _do_content(self, value: Any) -> Any:
         kind: Any = next(kind for kind in _CHANGING if isinstance(value, kind))
         return kind(kind.items(value) if kind is dict else kind.__iter__(value))
-
-    def _do_wait(self, value: Any) -> Any:
-        async def waited() -> Any:
-            return await value
-
-        loop = asyncio.new_event_loop()
-        try:
-            return loop.run_until_complete(waited())
-        finally:
-            loop.close()
-
-    def _do_wait_next(self, value: Any) -> Any:
-        return self._do_wait(type(value).__anext__(value))
 
     def _do_seed(self, value: Any) -> None:
         random.seed(value)
@@ -263,8 +231,6 @@ def _asking(side: Solution, operator: str) -> Callable[..., Any]:
 
 
 class _Stdin(io.TextIOBase):
-    """What the tests' process has as its standard input."""
-
     def __init__(self, side: Solution) -> None:
         self._side = side
 
@@ -296,69 +262,21 @@ def hold(requests: int, replies: int) -> None:
     side = Solution(requests, replies)
     sys.stdin = _Stdin(side)
     sys.argv = ["solution.py"]
-
     builtins.input = lambda prompt="", /: str(side.request("input", str(prompt)))
-    _forward_warnings_and_logs(side.events)
-    watch_processes(lambda event: side.events.append(("process", None, event)))
+    watch_processes(lambda event: side.events.append(("process", event)))
     side.serve()
-
-
-def _forward_warnings_and_logs(events: list[Any]) -> None:
-    """Have the tests' process warn and log, too, where it can be expected."""
-
-    def showwarning(message: Any, category: Any, *rest: Any, **more: Any) -> None:
-        events.append(("warn", message, ""))
-
-    is_enabled, handle = logging.Logger.isEnabledFor, logging.Logger.handle
-
-    def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
-        events.append(("log", (record.name, record.levelno), record.getMessage()))
-        if is_enabled(logger, record.levelno):
-            handle(logger, record)
-
-    warnings.simplefilter("always")
-    warnings.showwarning = showwarning
-    logging.Logger.isEnabledFor = lambda logger, level: True  # type: ignore[method-assign, assignment]
-    logging.Logger.handle = forward  # type: ignore[method-assign, assignment]
 
 
 def watch_processes(report: Callable[[str], None]) -> None:
     """Say so where the code tries to start a process, which fails."""
 
     def watch(event: str, arguments: Any) -> None:
+        if event == "import" and arguments[0] == "multiprocessing.synchronize":
+            report("multiprocessing")
         if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"):
             report(event)
 
     sys.addaudithook(watch)
-
-
-def processes_as_threads() -> None:
-    """There are no processes here: programs that work with several of them work with threads."""
-    dummy: Any = multiprocessing.dummy
-    for name in ("cpu_count", "freeze_support", "TimeoutError", "get_start_method", "set_start_method"):
-        setattr(dummy, name, getattr(multiprocessing, name))
-    dummy.get_context = lambda method=None: dummy
-    dummy.SimpleQueue, dummy.pool, dummy.__path__ = _Queue, multiprocessing.pool, multiprocessing.__path__
-    multiprocessing.pool.get_context = dummy.get_context  # type: ignore[attr-defined]
-    dummy.Process.is_alive, dummy.Process.terminate = threading.Thread.is_alive, lambda self: None
-    dummy.Process.pid = property(lambda self: self.ident or 0)  # a pool names the workers that it still waits for
-    sys.modules["multiprocessing"] = dummy
-    concurrent.futures.ProcessPoolExecutor = _Executor  # type: ignore[assignment, misc]
-
-
-class _Queue:
-    def __init__(self) -> None:
-        self._reader, self._writer = multiprocessing.connection.Pipe(duplex=False)
-        self.put, self.get = self._writer.send, self._reader.recv
-
-    def empty(self) -> bool:
-        return not self._reader.poll()
-
-
-class _Executor(concurrent.futures.ThreadPoolExecutor):
-    def __init__(self, max_workers: int | None = None, mp_context: Any = None, **more: Any) -> None:
-        more.pop("max_tasks_per_child", None)
-        super().__init__(max_workers, **more)
 
 
 def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:

@@ -1,20 +1,15 @@
 """Run Python that a model wrote, in processes with limits.
 
-A server (`keeper`), which has imported what is needed but nothing of this package or the user's, forks a job's
-processes: one that holds the code (`hostile`), one that runs the tests (`tests_process`), and a keeper that watches
-over both. The environment is empty, the directory is the job's own, and before any code runs each process gives up
-rights in layers (`layers`), of which `isolation()` lists those that hold here:
+A server (`keeper`) forks a job's processes: one that holds the code (`hostile`), one that runs the tests
+(`tests_process`), and a keeper that watches over both. Before any code runs, each gives up rights in layers (`layers`):
 
 - "files": Landlock. It reads Python's and the system's libraries and installed packages, writes in its own directory
-  alone, and executes no file. The layer does not hold where what is written cannot be counted (/proc/PID/io).
-- "network", "processes": a seccomp filter that lets a list of system calls pass. Capabilities are dropped, so it holds
-  for root too.
+  alone, and executes no file. It does not hold where what is written cannot be counted (/proc/PID/io).
+- "network", "processes": a seccomp filter that lets a list of system calls pass, for root too.
 - "memory": a limit on its address space.
 
-What it writes is limited in all, deleted files included; so are files, folders, descriptors, threads and output. Time
-is its own processor time, and half of the time in which nothing of the job runs or waits for a core. These are checked
-every 20 ms. Namespaces and cgroups are not used, because containers commonly forbid them. This is no boundary against
-an exploit of the kernel or the interpreter.
+Limited are also what it writes in all, files, descriptors, threads, output, and time: its own processor time, and half
+of the time in which nothing of the job runs or waits for a core. This is no boundary against an exploit of the kernel.
 """
 
 import base64
@@ -59,8 +54,6 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """The result of a job."""
-
     ended: str = "exited"  # or it had too much: "timeout", "output", "storage", "threads"; "tests": these took the time
     status: int = 0  # exit status of the code's process, negative for a signal
     output: bytes = b""  # what a program printed
@@ -122,18 +115,12 @@ def run_python(
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
-        raise RewardError(
-            f"The processes that run Python code did not start ({sys.executable}). Is the machine out of memory or of "
-            "processes?"
-        )
+        raise RewardError(f"The processes that run Python code did not start ({sys.executable}): out of memory?")
     run = Run(**{**answer, "output": base64.b64decode(answer["output"])})
     run.layers = tuple(layer for layer in LAYERS if layer in run.layers)
     missing = [layer for layer in require if layer not in run.layers]
     if missing:
-        raise RewardError(
-            f"The process that runs Python code could not give up {', '.join(missing)}, which is required. It could "
-            "when the reward was made: has the reward moved to another machine?"
-        )
+        raise RewardError(f"The process that runs Python code could not give up {', '.join(missing)} on this machine.")
     return run
 
 
@@ -146,7 +133,6 @@ class _Server:
         self.control: socket.socket | None = None
 
     def connect(self, libraries: Sequence[str], wanted: bytes) -> Connection:
-        """A connection to a new keeper."""
         with self.lock:
             for _ in range(2):
                 if self.process is None or self.process.poll() is not None or self.control is None:
@@ -175,7 +161,6 @@ class _Server:
                 raise RewardError(f"The server that runs Python code could not be started: {error}") from error
 
     def close(self) -> None:
-        """End the server."""
         if self.control is not None:
             self.control.close()
         if self.process is not None:

@@ -1,13 +1,11 @@
 """The server, started by `jobs`, that forks the processes that run and judge code, and watches over them.
 
-It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
-job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
-(`tests_process`). The keeper runs none of their code: it counts their processor time, storage and threads, ends them,
-and answers the parent. When the parent closes the connection, the job ends.
+For each job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
+(`tests_process`), counts their processor time, storage and threads, ends them, and answers the parent.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH118, PTH123, PTH208, SIM115, SIM905
 import atexit
 import base64
 import contextlib
@@ -98,15 +96,12 @@ def _flush() -> None:
 
 
 def _proc(pid: int, name: str) -> bytes:
-    """What a file in /proc says of a process; nothing if it cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
     return b""
 
 
 class _Process:
-    """One forked process: its clock, and how it ended."""
-
     def __init__(self, body: Callable[[], None]) -> None:
         parent = os.getpid()
         self.pid = os.fork()
@@ -126,7 +121,6 @@ class _Process:
         self.status: int | None = None
 
     def seconds(self) -> float:
-        """Processor time of all its threads."""
         with contextlib.suppress(OSError):
             return time.clock_gettime((~self.pid << 3) | 2)
         return 0.0
@@ -137,7 +131,6 @@ class _Process:
         return []
 
     def runs(self) -> bool:
-        """Whether one of its threads runs or waits for a core, which is no sleep however busy the machine is."""
         stats = (_proc(self.pid, f"task/{thread}/stat") for thread in self.threads())
         return any(stat.rpartition(b")")[2].split()[:1] == [b"R"] for stat in stats)
 
@@ -164,8 +157,6 @@ class _Process:
 
 
 class _Keeper:
-    """Watches over one job's processes."""
-
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
         self.job, self.connection = job, connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
@@ -175,36 +166,33 @@ class _Keeper:
 
     def run(self) -> dict[str, Any]:
         self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
-        processes: list[_Process] = []
+        self.processes: list[_Process] = []
         try:
-            return self._run(processes)
+            return self._run()
         finally:
-            for process in processes:
+            for process in self.processes:
                 process.end()
             _remove(self.home)
 
-    def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job, home = self.job, self.home
-        work = os.path.join(home, "work")
-        os.mkdir(work)
+    def _run(self) -> dict[str, Any]:
+        job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
         stdin.write(base64.b64decode(job["stdin"]))
         stdin.seek(0)
 
-        def isolate(folders: list[str], memory_mb: int, seconds: float, own: bool) -> list[str]:
-            return layers.isolate(folders, memory_mb, seconds, os.getppid(), job["libraries"], own)
+        def isolate(memory_mb: int, seconds: float, counted: bool) -> list[str]:
+            return layers.isolate([self.home], memory_mb, seconds, os.getppid(), job["libraries"], counted)
 
         def solution() -> None:
             self.shared.close()
             standard = {} if job["module"] else {0: stdin.fileno(), 1: printed}
-            requests, replies, out = self._keep_only(standard, (asks, answered, reported), work)
-            held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
+            requests, replies, out = self._keep_only(standard, (asks, answered, reported))
+            held = isolate(job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
             if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
-            hostile.processes_as_threads()
             if job["module"]:
                 os.close(out)
                 hostile.hold(requests, replies)
@@ -223,31 +211,29 @@ class _Keeper:
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
         first, second = _Process(solution), None
-        processes.append(first)
+        self.processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
         if job["module"]:
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
-            own = tempfile.mkdtemp(dir=home)
 
             def tests() -> None:
-                requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
-                isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
+                requests, replies, out = self._keep_only({}, (asked, answers, judged))
+                isolate(job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                tests_process.judge(
-                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
-                )
+                said = {**plan, "code": job["code"]}
+                tests_process.judge(said, requests, replies, self.shared, _reporting(out, token))
 
             second = _Process(tests)
-            processes.append(second)
+            self.processes.append(second)
             os.close(judged)
             self.watched[verdicts] = self.judged
         for descriptor in (asks, asked, answers, answered, printed, reported):
             os.close(descriptor)
         return self._watch_over(first, second, token)
 
-    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
+    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...]) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
         high = [os.dup2(descriptor, 900 + number) for number, descriptor in enumerate(keep)]
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -258,17 +244,17 @@ class _Keeper:
         os.closerange(3 + len(moved), 1 << 16)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
-        os.chdir(home)
+        os.chdir(self.home)
         os.environ.clear()
-        os.environ.update({"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
+        os.environ.update({"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
+        os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), self.home))
         tempfile.tempdir = None
         return moved
 
     def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
         checked = last = time.monotonic()
-        processes = [process for process in (first, second) if process is not None]
-        idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
+        idle, before = [0.0, 0.0], [process.seconds() for process in self.processes]  # of the tests, of the solution
         deciding = second or first
         while ended == "exited":
             over = deciding.poll()
@@ -283,8 +269,8 @@ class _Keeper:
             if now - checked < _TICK / 2:
                 continue
             checked = now
-            clocks = [process.seconds() for process in processes]
-            if not any(process.runs() for process in processes):
+            clocks = [process.seconds() for process in self.processes]
+            if not any(process.runs() for process in self.processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
             last, before = now, clocks
             if clocks[0] + idle[1] / 2 > seconds:
@@ -392,23 +378,18 @@ def _folder_too_large(home: str) -> bool:
 
 
 def _remove(home: str) -> None:
-    """Remove a folder of any depth, by moving its contents up before removing it."""
+    """Remove a folder of any depth, by moving what is two levels down up before removing it."""
     moved = 0
-    while True:
-        with os.scandir(home) as entries:
-            names = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        if not names:
-            break
-        for path, folder in names:
-            if not folder:
-                os.unlink(path)
+    while entries := list(os.scandir(home)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
                 continue
-            os.chmod(path, 0o700)
-            for name in os.listdir(path):
-                inner = os.path.join(path, name)
-                if os.path.isdir(inner) and not os.path.islink(inner):
-                    os.chmod(inner, 0o700)
+            os.chmod(entry.path, 0o700)
+            for inner in list(os.scandir(entry.path)):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner.path, 0o700)
                 moved += 1
-                os.rename(inner, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
-            os.rmdir(path)
+                os.rename(inner.path, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
+            os.rmdir(entry.path)
     os.rmdir(home)

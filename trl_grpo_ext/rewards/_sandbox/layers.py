@@ -1,8 +1,4 @@
-"""The rights that a process gives up before it runs untrusted code: on Linux, unprivileged, standard library only.
-
-`keeper` loads this in an interpreter without the package, so it imports nothing from it. `jobs` describes what each
-layer prevents, and what none of them does.
-"""
+"""The rights that a process gives up before it runs untrusted code: on Linux, unprivileged, standard library only."""
 
 # These run between a fork and the code, where nothing of pathlib is needed.
 # ruff: noqa: PTH112, PTH118, PTH123

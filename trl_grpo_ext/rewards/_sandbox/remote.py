@@ -1,24 +1,21 @@
 """Objects of the solution, as the tests have them: their attributes, calls, items and iteration are requests.
 
-The data set's tests are trusted; the solution's values are not. An object of the solution's own class must not decide
-whether a test passes, so its `==`, order, truth, membership and arithmetic with the tests' values are never requested:
-where a test made that object itself it cannot be judged (`UnjudgedError`), and where the solution handed it over
-instead of a value, it is wrong (`WrongError`).
+An object of the solution's own class must not decide whether a test passes: its `==`, order, truth, membership and
+arithmetic with the tests' values are never requested. Where a test made that object itself it cannot be judged
+(`UnjudgedError`); where the solution handed it over instead of a value, it is wrong (`WrongError`).
 """
 
 # Tables of words are easier to read as words.
-# ruff: noqa: SIM905
 import builtins
 import copy
 import importlib
 import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY, special_names
+from .hostile import JUDGING, OPERATORS, UNARY, special_names
 from .wire import ViolationError
 
-_TO_NUMBERS = {*TO_NUMBERS, *"all any item max mean min norm std sum total_seconds".split()}
 _RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
 _RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
 _PREDICATES = frozenset(
@@ -56,28 +53,17 @@ def _operator(name: str) -> Callable[..., Any]:
     """A special method of a remote class, or of the class of one."""
 
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if name in UNARY:
-            _refuse_mixed(self, name)
         if name == "__call__":
             return SIDE.request("call", self, arguments, tuple(keywords.items()))
         if name == "__exit__":
             arguments = (*arguments[:2], None)
-        result = SIDE.request("operate", self, name, arguments)
         parts = (self, *arguments)
-        if name in UNARY:
-            if name in _RESULT_TYPES and type(result) is not _RESULT_TYPES[name]:
-                raise TypeError(f"{name} of the solution returned {type(result).__name__}")
-            return _mark(result, "_remote_mixed") if is_marked(self, "_remote_mixed") else result
-        if any(is_marked(part, "_remote_made") for part in parts):
-            _mark(result, "_remote_made")
-        mixed = not all(isinstance(part, Remote) for part in parts) or any(is_marked(p, "_remote_mixed") for p in parts)
-        if mixed and result is not NotImplemented:
-            if not isinstance(result, _Handle):
-                raise SIDE.refused(
-                    f"it takes the result of the solution's own {name} with a value of the tests", *parts
-                )
-            _mark(result, "_remote_mixed")
-        return result
+        if name not in UNARY and not all(isinstance(part, Remote) for part in parts):
+            raise SIDE.refused(f"it takes the result of the solution's own {name} with a value of the tests", *parts)
+        result = SIDE.request("operate", self, name, arguments)
+        if name in _RESULT_TYPES and type(result) is not _RESULT_TYPES[name]:
+            raise TypeError(f"{name} of the solution returned {type(result).__name__}")
+        return _mark_made(result) if name not in UNARY and any(map(is_made, parts)) else result
 
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
@@ -90,22 +76,18 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _is_container(value: Any) -> bool:
-    """Whether it is an object of a class that extends `list`, `dict`, ..."""
     return isinstance(value, Remote) and bool(type(value)._remote_content)  # type: ignore[attr-defined]
 
 
 def _attribute(value: Any, name: str) -> Any:
     if name.startswith("__") and name.endswith("__") and name not in _NAMES:
         raise AttributeError(f"{name} of an object of the solution")
-    _refuse_mixed(value, name)
     if name in _PREDICATES and not isinstance(value, type):
         raise SIDE.refused(f"it asks an object of the solution's own class for `{name}`", value)
     return SIDE.request("get", value, name)
 
 
 class RemoteType(type):
-    """A class of the solution."""
-
     def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
         if "_remote_number" not in body:
             raise SIDE.unjudged("the tests derive a class from one of the solution's")
@@ -113,7 +95,7 @@ class RemoteType(type):
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
-        return _mark(made, "_remote_made") if cls._remote_wanted else made
+        return _mark_made(made) if cls._remote_wanted else made
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -134,8 +116,6 @@ class RemoteType(type):
 
 
 class Remote:
-    """An object of the solution."""
-
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -171,54 +151,21 @@ class _Doc:
 
 
 class _Handle(Remote):
-    __slots__ = ("__weakref__", "_remote_id", "_remote_made", "_remote_mixed")
+    __slots__ = ("__weakref__", "_remote_id", "_remote_made")
 
 
 def number_of(value: Any) -> Any:
-    """The other side's number of an object or class."""
     return value._remote_number if isinstance(value, RemoteType) else object.__getattribute__(value, "_remote_id")
 
 
-def _mark(value: Any, mark: str) -> Any:
-    """Remember that the tests made an object themselves, or that it was computed from a value of theirs."""
+def _mark_made(value: Any) -> Any:
     if isinstance(value, _Handle):
-        object.__setattr__(value, mark, True)
+        object.__setattr__(value, "_remote_made", True)
     return value
 
 
-def is_marked(value: Any, mark: str) -> bool:
-    """Whether it has the mark "_remote_made" or "_remote_mixed"."""
-    return isinstance(value, _Handle) and bool(object.__getattribute__(value, mark))
-
-
-def _refuse_mixed(value: Any, name: str) -> None:
-    """No number of what was computed with a value of the tests: `abs(f(2) - 2.5) < 1e-6`. `(vector * 2).x` is fine."""
-    if is_marked(value, "_remote_mixed") and (name in _TO_NUMBERS or not is_marked(value, "_remote_made")):
-        raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
-
-
-async def _waited(value: Any) -> Any:
-    """A coroutine of the solution: it runs in a loop over there, from its beginning to its end."""
-    return SIDE.request("wait", value)
-
-
-async def _anext(self: Any) -> Any:
-    return SIDE.request("wait_next", self)
-
-
-def _awaiting(name: str) -> Callable[..., Any]:
-    """`__aenter__` or `__aexit__`."""
-
-    async def operate(self: Any, *arguments: Any) -> Any:
-        return await SIDE.request("operate", self, name, (*arguments[:2], *[None for _ in arguments[2:]]))
-
-    return operate
-
-
-def _await(self: Any) -> Generator[None, None, Any]:
-    """`await` for an object of the solution."""
-    yield from ()
-    return SIDE.request("wait", self)
+def is_made(value: Any) -> bool:
+    return isinstance(value, _Handle) and bool(object.__getattribute__(value, "_remote_made"))
 
 
 def _of_solution(name: str) -> Any:
@@ -239,8 +186,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
         base for base in bases if base in _IMMUTABLE or (base not in roots and issubclass(base, BaseException))
     ]
     body: dict[str, Any] = {"__module__": module, "_remote_number": number, "_remote_wanted": False}
-    body |= {"_remote_content": bool(content), "_remote_waits": (module, name) == ("builtins", "coroutine")}
-    body["__doc__"] = _Doc()
+    body |= {"_remote_content": bool(content), "__doc__": _Doc()}
     if any(issubclass(base, held) for base in (*roots, *others)):
         shown = ["__repr__", "__call__", *([] if any(issubclass(base, str) for base in bases) else ["__str__"])]
         body |= {operator: _operator(operator) for operator in shown if operator in own}
@@ -251,9 +197,6 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__hash__"] = object.__hash__
         if "__len__" in own:
             body["__bool__"] = _operator("__bool__")
-        waiting = {"__await__": _await, "__anext__": _anext}
-        waiting |= {name: _awaiting(name) for name in ("__aenter__", "__aexit__")}
-        body |= {name: method for name, method in waiting.items() if name in own}
         seen = _APPARENT_CLASSES.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
@@ -272,14 +215,12 @@ def remote_object(kind: Any, number: int, held: Any) -> Any:
     if base is not None and type(held) is not base:
         raise ViolationError("not what its class holds")
     value = object.__new__(kind) if base is None else base.__new__(kind, held)
-    for name, fact in (("_remote_id", number), ("_remote_made", False), ("_remote_mixed", False)):
-        object.__setattr__(value, name, fact)
-    return _waited(value) if kind._remote_waits else value
+    object.__setattr__(value, "_remote_id", number)
+    object.__setattr__(value, "_remote_made", False)
+    return value
 
 
 class SolutionModule(types.ModuleType):
-    """`import solution`."""
-
     __all__: tuple[str, ...] = ()  # the tests' free names are found in the solution anyway
 
     def __getattr__(self, name: str) -> Any:

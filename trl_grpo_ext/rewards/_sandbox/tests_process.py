@@ -1,14 +1,8 @@
-"""The process that runs the tests of a solution, which another one holds: `keeper` forks both.
-
-Plain values arrive as data, so `==`, `len`, `sorted`, `isinstance` and asserts are Python's own here; anything else is
-`remote`. `checks` knows which asserts ran, and what they compared.
-"""
+"""The process that runs the tests of a solution, which another one holds: `keeper` forks both."""
 
 # Beside the tests' own process, pathlib gives nothing here.
-# ruff: noqa: PTH100, PTH109, PTH117, PTH118, PTH123, SIM115
-import asyncio
+# ruff: noqa: PTH100, PTH109, PTH117, PTH123, SIM115
 import builtins
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -32,128 +26,55 @@ from .remote import Remote, RemoteType, SolutionModule, WrongError
 from .wire import SOLUTION_MODULES
 
 
-class _Judging:
-    """Runs the tests of a plan, one after the other."""
+def _run_tests(plan: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+    names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
+    for number, test in enumerate(plan["tests"]):
+        SIDE.fresh()
+        status, detail = _verdict(number, test, names)
+        known = {"memory": SIDE.memory, "gone": SIDE.gone, "process": SIDE.process}
+        report({"test": number, "status": status, "detail": detail, **known})
+        goes_on = SIDE.own_copies and SIDE.changed
+        if SIDE.gone or (status == "fail" and plan["stop"] and not goes_on):
+            return
+    report({"end": True, "seen": SIDE.seen if SIDE.own_copies and SIDE.changed else {}})
 
-    def __init__(self, plan: dict[str, Any], folder: str) -> None:
-        self.plan, self.folder = plan, folder
-        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
 
-    def run(self, report: Callable[[dict[str, Any]], None]) -> None:
-        for number, test in enumerate(self.plan["tests"]):
-            SIDE.fresh()
-            status, detail = self._run(number, test)
-            known = {"memory": SIDE.memory, "gone": SIDE.gone, "process": SIDE.process}
-            report({"test": number, "status": status, "detail": detail, **known})
-            goes_on = SIDE.own_copies and SIDE.changed
-            if SIDE.gone or (status == "fail" and self.plan["stop"] and not goes_on):
-                return
-        report({"end": True, "seen": SIDE.seen if SIDE.own_copies and SIDE.changed else {}})
+def _verdict(number: int, test: dict[str, Any], names: dict[str, Any]) -> tuple[str, str]:
+    try:
+        error = _first_error(number, test, names)
+    except BaseException as raised:  # what a test raises is its verdict, `SystemExit` too
+        error = raised
+    if SIDE.gone or isinstance(error, WrongError):
+        return "fail", SIDE.gone or str(error)
+    if SIDE.reason and error is not None:
+        return "unjudged", SIDE.reason  # what followed from it says nothing
+    if error is not None:
+        own = not (SIDE.failure or isinstance(error, Remote) or any(raised is error for raised in SIDE.raised))
+        if own and isinstance(error, ModuleNotFoundError):
+            return "unjudged", f"the tests import {error.name}, which is not installed"
+        return "fail", f"{type(error).__name__[:MAX_TEXT]}: {_text(error)}"
+    if test["empty"] and not SIDE.failure:
+        return "setup", ""
+    status, detail = SIDE.verdict()
+    if status == "pass" and SIDE.asked < 2:  # the first request loads the solution
+        return "unjudged", "the tests never used the solution"
+    return status, detail
 
-    def _run(self, number: int, test: dict[str, Any]) -> tuple[str, str]:
-        try:
-            error = self._errors(number, test)
-        except BaseException as raised:  # what a test raises is its verdict, `SystemExit` too
-            error = raised
-        if SIDE.gone or isinstance(error, WrongError):
-            return "fail", SIDE.gone or str(error)
-        if SIDE.reason and error is not None:
-            return "unjudged", SIDE.reason  # what followed from it says nothing
-        if error is not None:
-            if not (SIDE.failure or isinstance(error, Remote) or any(raised is error for raised in SIDE.raised)):
-                if isinstance(error, ModuleNotFoundError):
-                    return "unjudged", f"the tests import {error.name}, which is not installed"
-                if type(error).__name__ in ("SkipTest", "Skipped"):
-                    return "unjudged", "a test was skipped"
-            return "fail", f"{type(error).__name__[:MAX_TEXT]}: {_text(error)}"
-        if test["empty"] and not SIDE.failure:
-            return "setup", ""
-        status, detail = SIDE.verdict()
-        if status == "pass" and SIDE.asked < 2:  # the first request loads the solution
-            return "unjudged", "the tests never used the solution"
-        return status, detail
 
-    def _errors(self, number: int, test: dict[str, Any]) -> BaseException | None:
-        for source in [test["source"], *test["calls"]]:
-            exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), self.names)
-        if test["pytest"]:
-            return self._pytest(test)
-        for name in test["functions"]:
-            result = self.names[name]()
-            if isinstance(result, types.CoroutineType):
-                asyncio.run(result)
-        for name in test["classes"]:
-            ran = _Result()
-            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(ran)
-            if ran.skipped:
-                SIDE.unjudged("a test was skipped")
-            if ran.first is not None:
-                return ran.first
-        return None
-
-    def _pytest(self, test: dict[str, Any]) -> BaseException | None:
-        """Let pytest run it: all that it reads lies in a folder out of the solution's reach."""
-        import pytest
-
-        names, failures, work = self.names, list[str](), os.getcwd()
-        wanted = {*test["functions"], *test["classes"]}
-        module = types.ModuleType("tests")
-        for name in [name for name in names if name != "__builtins__"]:
-            if not name.startswith(("test", "Test")) or name in wanted:
-                setattr(module, name, names[name])
-
-        class Tests(pytest.Module):
-            def _getobj(self) -> Any:
-                return module
-
-        class Plugin:
-            def pytest_collect_file(self, file_path: Any, parent: Any) -> Any:
-                return Tests.from_parent(parent, path=file_path)
-
-            def pytest_runtest_logreport(self, report: Any) -> None:
-                if report.failed:
-                    failures.append(str(report.longrepr)[-MAX_TEXT:])
-                elif report.skipped:
-                    SIDE.unjudged("a test was skipped")
-
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_runtest_setup(self, item: Any) -> None:
-                os.chdir(work)
-
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
-                if not inspect.iscoroutinefunction(pyfuncitem.obj):
-                    return None
-                wanted = pyfuncitem._fixtureinfo.argnames
-                asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-                return True
-
-            pytest_collectreport = pytest_runtest_logreport
-
-        vars(sys.modules["_pytest.monkeypatch"])["setattr"] = _patched(setattr)
-        off = ("cacheprovider", "assertion", "faulthandler", "threadexception", "unraisableexception")
-        options = ["-q", "--capture=sys", "-c", os.devnull, "--noconftest", "--import-mode", "importlib"]
-        options += [*(f"-pno:{name}" for name in off), f"--rootdir={self.folder}", f"--confcutdir={self.folder}"]
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        os.chdir(self.folder)
-        file = os.path.join(self.folder, "tests.py")
-        with open(file, "w", encoding="ascii"):  # pytest wants a file to name; the tests are not in it
-            pass
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = pytest.main([*options, file], plugins=[Plugin()])
-        os.chdir(work)
-        if failures:
-            return AssertionError(failures[0])
-        if status == 2:
-            return KeyboardInterrupt("pytest was interrupted")
-        if status not in (0, 1, 5):
-            SIDE.unjudged(f"pytest ended with status {status}")
-        return None
+def _first_error(number: int, test: dict[str, Any], names: dict[str, Any]) -> BaseException | None:
+    for source in [test["source"], *test["calls"]]:
+        exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), names)
+    for name in test["functions"]:
+        names[name]()
+    for name in test["classes"]:
+        ran = _Result()
+        unittest.defaultTestLoader.loadTestsFromTestCase(names[name]).run(ran)
+        if ran.first is not None:
+            return ran.first
+    return None
 
 
 class _Result(unittest.TestResult):
-    """Keeps the first thing that went wrong."""
-
     first: BaseException | None = None
 
     def addFailure(self, test: Any, err: Any) -> None:
@@ -265,8 +186,8 @@ def _prepare_modules() -> None:
     random.seed = seeded  # type: ignore[assignment]
 
 
-def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder: str, report: Any) -> None:
-    """Load the solution, run the plan's tests (`forms_of_tests`), and report on each; `folder` is out of its reach."""
+def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report: Any) -> None:
+    """Load the solution, run the plan's tests (`forms_of_tests`), and report on each."""
     global SIDE
     SIDE = remote.SIDE = Side(requests, replies, shared, job["own_copies"], job["seen"])
     vars(builtins)["__judge__"] = SIDE
@@ -300,7 +221,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder:
     random.seed(0)
     _prepare_modules()
     sys.addaudithook(_watching(os.getcwd()))
-    _Judging(job, folder).run(report)
+    _run_tests(job, report)
 
 
 SIDE: Side = None  # type: ignore[assignment]  # the one of this process

@@ -1,9 +1,7 @@
 """The conversation of the process that runs the tests with the one that holds the solution: values as data, by type.
 
-A value of a plain type is rebuilt on the other side as what it was; a subclass is not plain. Containers that can change
-(`list`, `dict`, `set`, ...) have a twin on the other side: each message brings the twins up to date, and `a is b` stays
-so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.from_opaque`). Either side may ask
-while it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
+Containers that can change have a twin on the other side, which each message brings up to date. What is not data crosses
+as whatever a side makes of it. Nothing here trusts the other side: what is no message raises `ViolationError`.
 """
 
 import collections
@@ -45,7 +43,6 @@ class TooLongError(Exception):
 
 
 def text_of(value: Any) -> str:
-    """The value, which must be a string."""
     if type(value) is not str:
         raise ViolationError("no text")
     return value
@@ -65,7 +62,6 @@ _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
 def _arguments(value: Any) -> list[Any]:
-    """What its class makes an equal one of."""
     _, arguments, *_ = value.__reduce_ex__(4)
     return list(arguments)
 
@@ -98,7 +94,6 @@ def _pairs(value: Any) -> list[Any]:
 
 
 def _fill(value: Any, parts: list[Any]) -> None:
-    """Change a container to hold what was written of another one."""
     if isinstance(value, dict):
         value.clear()
         if isinstance(value, collections.defaultdict):
@@ -162,7 +157,6 @@ def _container(value: Any) -> _Container | None:
 
 
 def find_by_name(module: str, name: str) -> Any:
-    """Find an object in a loaded module by its dotted name, or None."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -191,11 +185,9 @@ class Codec:
         self.changed = False  # whether the other side has changed a container of this side
 
     def opaque(self, value: Any) -> Json:
-        """Encode a value that is not data."""
         raise NotImplementedError
 
     def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
-        """Decode what `opaque` of the other side has written."""
         raise NotImplementedError
 
     # Writing.
@@ -209,7 +201,6 @@ class Codec:
         return [payload, [self._full(number) for number in changed], forgotten]
 
     def encode(self, value: Any) -> Json:
-        """Encode a value as part of the message that is being packed."""
         kind = type(value)
         if value is None or kind is bool or kind is str or (kind is int and -_SMALL < value < _SMALL):
             return value
@@ -270,7 +261,6 @@ class Codec:
         return value
 
     def decode(self, encoded: Json) -> Any:
-        """Decode a part of a message."""
         if encoded is None or type(encoded) in (bool, int, float, str):
             return encoded
         tag, *parts = encoded
@@ -369,7 +359,6 @@ class Conversation(Codec):
         self.received = 0
 
     def perform(self, what: Any, *arguments: Any) -> Any:
-        """Do what the other side asks for."""
         raise NotImplementedError
 
     def news(self) -> Any:
@@ -379,7 +368,6 @@ class Conversation(Codec):
         """Take note of the other side's news."""
 
     def request(self, what: str, *arguments: Any) -> Any:
-        """Have the other side do something."""
         with self._lock:
             self._send("do", (what, *arguments))
             while True:
@@ -424,7 +412,6 @@ class Conversation(Codec):
             raise ClosedError(str(error)) from error
 
     def _receive(self) -> tuple[Any, Any, Any]:
-        """The kind of the next message, and what it holds."""
         try:
             data = self._incoming.recv_bytes(MAX_MESSAGE)
         except (EOFError, OSError) as error:

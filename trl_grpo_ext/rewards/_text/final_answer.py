@@ -1,19 +1,9 @@
-r"""The final number of a completion, however models write it.
+r"""The final number of a completion, however models write it: the last explicit answer, else the last number.
 
-1. **Only the answer part counts.** Text up to the last `</think>` (`</thinking>`, `</reasoning>`) is dropped if a
-   number follows it, and so is what runs on after the answer: a new `Question:` line, an end-of-turn token.
-2. **The last explicit answer wins**: `\boxed{...}`, `#### ...`, `<answer>...</answer>`, "the answer is ...", "Answer:
-   ..." and `A: ...` at the start of a line; an empty one is passed over.
-3. **Otherwise the last number of the text**, or, where its line sets a number in bold after the last `=`, that one.
-
-Within an explicit answer, a number right after the marker is the answer (currency, markup, `x =` may stand between),
-whatever follows it; if it opens an equation, the result after its last `=` is. Prose after "Answer:" or in a box means
-its last number, and so does a chain of equations. Number words count where no digits stand in their place.
-
-A number that is only a part of an expression (`18!`; see `operands`) is not the answer, and where such a one stands
-last, nothing is. Neither is one of several (`3:18`, "17 or 18", "18 or more"), and a number that the text denies ("not
-18") is passed over. Dates, times, ordinals and labels of list items or steps are read only where there is nothing else.
-In prose a range means its end. Every function here is linear in the text and raises on no text.
+Text up to the last `</think>` is dropped if a number follows it, and so is what runs on after the answer. A number that
+is only a part of an expression (`operands`), or one of several, is not the answer, and one that the text denies is
+passed over. Dates, times, ordinals and labels are read only where there is nothing else. In prose a range means its
+end. Every function here is linear in the text and raises on no text.
 """
 
 import re
@@ -281,7 +271,6 @@ def _operand(number: Number) -> Number:
 
 
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
-    """Return the result of the equation that opens with `left`, or None."""
     stop = _sentence_end(text, left.end, end)
     equals = list(_EQUALS.finditer(text, left.end, stop))
     for sign in reversed(equals):

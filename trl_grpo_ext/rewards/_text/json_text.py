@@ -81,7 +81,6 @@ def _last_object(text: str) -> tuple[int, int] | None:
 
 
 def depth_of(text: str) -> int:
-    """How deep brackets and braces outside of strings are nested."""
     depth = deepest = 0
     for match in _STRUCTURE.finditer(text):
         token = match.group()
@@ -159,8 +158,6 @@ class Located(NamedTuple):
 
 @dataclass
 class _Open:
-    """An object or array that is not closed yet."""
-
     kind: str
     start: int
     key: str | None = None

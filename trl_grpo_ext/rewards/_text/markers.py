@@ -1,8 +1,6 @@
 """Breaking up what a chat template or a tokenizer would read as the mark of a turn, wherever it stands in a text.
 
-A tokenizer makes its special tokens of the exact characters, so one space inside is enough, and a reader is hardly
-disturbed. Characters are compared as some tokenizers normalise them: full-width forms count as ASCII, and invisible
-ones not at all.
+Characters are compared as some tokenizers normalise them: full-width ones count as ASCII, invisible ones not at all.
 """
 
 from __future__ import annotations

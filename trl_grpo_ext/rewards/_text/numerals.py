@@ -1,7 +1,6 @@
 r"""One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
 
-Everything here is linear in the text and never raises. A number of more than `MAX_DIGITS` digits is recognised but not
-evaluated: turning it into an int costs quadratic time, and Python refuses beyond 4,300 digits.
+Linear in the text; never raises. A number of more than `MAX_DIGITS` digits is recognised but not evaluated.
 """
 
 import re
@@ -111,7 +110,6 @@ def fold(text: str) -> str:
 
 
 def number_at(text: str, position: int) -> Number | None:
-    """Read the number that starts at `position` of a folded text, or None."""
     match = _NUMBER.match(text, position)
     return _number(match) if match else None
 
@@ -179,7 +177,6 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(written: str) -> Fraction | None:
-    """Read digits, separators and at most one point."""
     whole, _, part = written.partition(".")
     whole = re.sub(r"[^0-9]+", "", whole).lstrip("0")
     part = part.rstrip("0")

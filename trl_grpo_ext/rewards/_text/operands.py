@@ -1,13 +1,4 @@
-r"""Does a number stand for itself, or is it part of an expression with another value?
-
-Asked of the text right before and right after one number, within a window around it:
-
-- `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `2 \cdot 18`) or in words ("18 squared",
-  "half of 18"). A LaTeX command beside a number makes one of it, unless it is known not to.
-- `is_denied`: the text says that it is not this number ("not 18", `\neq 18`, "less than 18", "18 is not the answer").
-- `is_one_of_several`: the text says more than this number: a ratio, an alternative, a range, a list, a bound, a
-  quantity in two units.
-"""
+r"""Does a number stand for itself, or is it part of an expression with another value? By the text right beside it."""
 
 import re
 from collections.abc import Iterator
@@ -201,7 +192,6 @@ def _last_line(before: str) -> str:
 
 
 def _right_operand(before: str, written: str, in_math: bool) -> bool:
-    """Whether the text before a number takes it as an operand."""
     line = _last_line(before)
     if _SIGN_OF_GROUP.search(before) or (line.endswith(")") and not _LABEL.search(line)):
         return True
@@ -230,7 +220,6 @@ def _ascends(left: str, right: str) -> bool:
 
 
 def _left_operand(after: str, in_math: bool) -> bool:
-    """Whether the text after a number takes it as an operand."""
     if _LETTER_GROUP.match(after):
         return True
     rest = _CLOSING.sub("", _DEGREE.sub("°", after), count=1)

@@ -1,20 +1,14 @@
-"""Run the rows of a forward pass without padding, each prompt once: the same log-probabilities and gradient.
+"""Run the rows of a forward pass as one row without padding, each prompt once: the same log-probabilities and gradient.
 
-The tokens of a pass run as one row `[prompt][completion 1][completion 2]...[next prompt]...`, at the positions that
-they have in rows of their own. Attention is the only place where tokens meet: in place of a mask the model passes on a
-`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. It then runs
-block by block, and no pair of tokens is computed that separate rows would not compute.
-
-TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
-these by the packed row, and what it returns by the hidden states that predict the scored tokens.
+TRL's method is called with the tokens that are scored. Hooks on the model's backbone put in the packed row, at the
+positions that tokens have in rows of their own, and attention runs block by block (`PackedMask`).
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...errors import UpstreamError
 from ..facts import LossSettings
-from ..upstream.images import NO_IMAGES, Images
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +33,9 @@ PAIRS = 2**16
 
 @dataclass(frozen=True)
 class Block:
-    """Rows whose attention runs at once: a token sees those to its left in its row and, before them, all of `before`.
+    """Rows whose attention runs at once; their tokens see those to their left and, before them, all of `before`.
 
-    Rows shorter than the longest repeat their last token on the right, which none of their tokens sees.
+    Rows shorter than the longest repeat their last token, which none of their tokens sees.
     """
 
     places_N_W: torch.Tensor  # of each row's tokens in the packed row
@@ -50,7 +43,6 @@ class Block:
     allowed: torch.Tensor | None = None  # with a prompt, `(W, P + W)`
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Attention of these rows, `(heads, N * W, size)`, out of `(1, heads, L, size)`."""
         (rows, width), places = self.places_N_W.shape, self.places_N_W.flatten()
 
         def own(states: torch.Tensor) -> torch.Tensor:  # (N, heads, W, size)
@@ -105,10 +97,8 @@ class PackedMask(torch.Tensor):
         if func is scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
         if func.__name__ not in {"__get__", "size", "dim", "is_floating_point", "__repr__"}:
-            raise UpstreamError(
-                f"compact_updates: the model calls {func.__name__} on the mask of packed rows, which only attention "
-                "may use. Set compact_updates: off, or attn_implementation: sdpa."
-            )
+            why = f"the model calls {func.__name__} on the mask of packed rows, which only attention may use"
+            raise UpstreamError(f"compact_updates: {why}. Set attn_implementation: sdpa, or compact_updates: off.")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -138,8 +128,6 @@ class PackedRows:
     predictors_K: torch.Tensor  # places in the packed row of the tokens that predict
     scored_K: torch.Tensor  # the tokens that they predict
     target_K: torch.Tensor  # where these belong in `(B, T)`
-    source_L: torch.Tensor  # where the tokens stood in `(B, P + T)`
-    prompted: Sequence[int]  # the rows whose prompts run, in order
 
     @classmethod
     def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, groups: Groups) -> PackedRows | None:
@@ -177,17 +165,14 @@ class PackedRows:
         def tensor(numbers: Integers) -> torch.Tensor:
             return torch.from_numpy(numbers).to(ids.device)
 
-        flat, source_L = ids.reshape(-1), tensor(np.concatenate(source))
-        targets = np.concatenate(target)
+        flat, targets = ids.reshape(-1), np.concatenate(target)
         return cls(
-            ids_1_L=flat[source_L].unsqueeze(0),
+            ids_1_L=flat[tensor(np.concatenate(source))].unsqueeze(0),
             positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
             mask=PackedMask.of(blocks, end, ids.device),
             predictors_K=tensor(np.concatenate(predictors)),
             scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
             target_K=tensor(targets),
-            source_L=source_L,
-            prompted=[rows[0] for rows in together(lengths, groups)],
         )
 
     def back(self, values_1_K: torch.Tensor, rows: int, keep: int) -> torch.Tensor:
@@ -223,9 +208,7 @@ def reason_against_sharing(model: Any) -> str | None:
         for setting, rate in vars(module).items():
             drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
             if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
-                return (
-                    f"{part} has {setting} {rate:g}, and would draw the prompt's dropout once for all its completions"
-                )
+                return f"{part} has {setting} {rate:g}, and would draw a prompt's dropout once for all"
     return None
 
 
@@ -242,21 +225,6 @@ def image_token_of(model: Any) -> int | None:
     return getattr(model.config, "image_token_id", None)
 
 
-def in_completions(completion_ids: torch.Tensor, image_token: int | None, images: Images) -> torch.Tensor:
-    """`(1,)`, whether images stand in completions, as tools return them."""
-    found = (completion_ids == image_token).any() if images and image_token is not None else torch.zeros(())
-    return found.to(completion_ids.device).bool().reshape(1)
-
-
-def _positions_in_images(backbone: Any, given: Mapping[str, Any], source_L: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The positions of a packed row where a model has three for each token, by its place in an image."""
-    if "image_grid_thw" not in given or not hasattr(backbone, "get_rope_index"):
-        return {}
-    takes = inspect.signature(backbone.get_rope_index).parameters
-    positions_3_B_W = backbone.get_rope_index(**{name: given[name] for name in given if name in takes})[0]
-    return {"position_ids": positions_3_B_W.flatten(1)[:, source_L].unsqueeze(1)}
-
-
 def window_of(config: Any) -> int | None:
     """Tokens of the sliding window of a model's attention, if any of its layers has one."""
     text = config.get_text_config()
@@ -266,9 +234,7 @@ def window_of(config: Any) -> int | None:
 
 def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, overridden: bool) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
-    reason, takes = None, inspect.signature(type(backbone_of(model)).forward).parameters
-    if image_token_of(model) is not None and "token_type_ids" in takes:
-        reason = "the tokens of an image see each other in both directions (token_type_ids)"
+    reason = None
     if loss.auxiliary_loss:
         reason = "the router's auxiliary loss is computed over separate rows"
     if loss.top_entropy_quantile < 1.0:
@@ -280,7 +246,7 @@ def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, o
         share, reason = False, None
     if overridden and not share:  # that class may need whole rows; who selects `share_prompts` says that it does not
         reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
-    packing = Packing(share, window_of(model.config), image_token_of(model))
+    packing = Packing(share, window_of(model.config))
     if reason is not None:
         packing.say_once(reason)
         return None
@@ -290,12 +256,11 @@ def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, o
 class Packing:
     """Packs the rows of TRL's forward passes; `Trials` finds out whether this is exact."""
 
-    def __init__(self, share: bool, window: int | None = None, image_token: int | None = None) -> None:
-        self.share, self._window, self._image_token = share, window, image_token
+    def __init__(self, share: bool, window: int | None = None) -> None:
+        self.share, self._window = share, window
         self._said: set[str] = set()
 
     def say_once(self, reason: str) -> None:
-        """Say once that rows are not packed, and why: a warning where prompts were to be shared."""
         if reason not in self._said:
             self._said.add(reason)
             if self.share:
@@ -311,9 +276,7 @@ class Packing:
             return False
         return True
 
-    def measured(
-        self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES
-    ) -> tuple[Lengths, Groups] | None:
+    def measured(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
         """Lengths of a pass's rows, and their groups; None if they are not packed."""
         start = ids.size(1) - keep
         prompts, completions = mask[:, :start], mask[:, start:]
@@ -321,43 +284,31 @@ class Packing:
         columns = torch.arange(ids.size(1), device=ids.device)
         first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
         tidy = (((columns >= first) & (columns < last)) == (mask != 0)).all() & (lengths_B_2[:, 0] > 0).all()
-        groups_B_1 = self.groups(ids[:, :start], prompts, images)
+        groups_B_1 = self.groups(ids[:, :start], prompts)
         table_B_4 = torch.cat([lengths_B_2, groups_B_1, tidy.expand(len(ids), 1)], dim=1)
         table = table_B_4.cpu().numpy()
         if not table[:, 3].all():
             self.say_once("a prompt is empty, or a row has padding inside")
             return None
-        if in_completions(ids[:, start:], self._image_token, images):
-            self.say_once("completions have images of their own, as tools return them")
-            return None
         return (table[:, :2], table[:, 2]) if self.fits(table[:, :2]) else None
 
-    def groups(self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, images: Images = NO_IMAGES) -> torch.Tensor:
-        """`(B, 1)`, a number for each row; rows of the same prompt and images have the same if prompts are shared."""
+    def groups(self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> torch.Tensor:
+        """`(B, 1)`, a number for each row; rows of the same prompt have the same if prompts are shared."""
         if not self.share:
             return torch.arange(len(prompt_ids), device=prompt_ids.device).unsqueeze(1)
         without_padding = torch.where(prompt_mask != 0, prompt_ids, -1)
         groups_B: torch.Tensor = torch.unique(without_padding, dim=0, return_inverse=True)[1]
-        if images:
-            texts = groups_B.tolist()
-            for row, text in enumerate(texts):  # the first row with the same text and images
-                groups_B[row] = next(one for one in range(row + 1) if texts[one] == text and images.same(one, row))
         return groups_B.unsqueeze(1)
 
-    def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES) -> PackedRows | None:
-        """The rows of one pass, packed; None if they run as they are."""
-        found = self.measured(ids, mask, keep, images)
+    def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> PackedRows | None:
+        found = self.measured(ids, mask, keep)
         return None if found is None else PackedRows.of(ids, keep, *found)
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
-        """The result of TRL's method for `given`, its arguments by name."""
         backbone, ran = backbone_of(given["model"]), 0
         predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
         scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
         row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
-        if images := Images.of(given):
-            row |= images.packed(packed.prompted, packed.source_L)
-            row |= _positions_in_images(backbone, given, packed.source_L)
 
         def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
             return arguments, {**keywords, **row}
@@ -375,9 +326,7 @@ class Packing:
             for hook in hooks:
                 hook.remove()
         if ran != 1:
-            raise UpstreamError(
-                f"compact_updates: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so "
-                "its rows were not those of the batch. Set compact_updates: off."
-            )
+            what = f"{type(backbone).__name__} ran {ran} times in one pass of TRL's, not once"
+            raise UpstreamError(f"compact_updates: {what}. Set compact_updates: off.")
         rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
         return *(None if values is None else packed.back(values, rows, keep) for values in output[:2]), None

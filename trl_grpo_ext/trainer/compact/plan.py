@@ -1,9 +1,6 @@
 """Plan which rows of an optimizer window run together, to compute few tokens. Numbers only.
 
-The rows of some consecutive micro-steps of one window, a block, are sorted and cut into at most one part for each, such
-that the tokens computed are as few as possible: `rows · (longest prompt + longest completion)` where rows are padded;
-where they are packed (`packed`), their own tokens, the prompt of a group once in each part. The cut has the same shape
-on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
+The cut has the same shape on all ranks, since TRL gathers by row, and sharded models run as often on each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,9 +42,8 @@ def plan_block(
 ) -> list[Plan]:
     """Cut one block; the ranks' plans have the same number of rows in each micro-step.
 
-    `ranks` has the rows' lengths and which have to run. With `groups`, for each rank a number for each of its rows,
-    rows are packed. A part computes no more than TRL's largest micro-batch, or has no more rows; so there are never
-    more parts than micro-steps. Every part has `rows_per_step` rows where a loss counts them; then every row runs.
+    `ranks` has the rows' lengths and which have to run; with `groups`, a number for each row, they are packed. A part
+    computes no more than TRL's largest micro-batch, or has no more rows. Every part has `rows_per_step` rows if given.
     """
     if groups is None:
         orders = [_by_length(lengths, runs) for lengths, runs in ranks]

@@ -16,19 +16,15 @@ RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 """From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
 
 
-def row_lengths_and_kinds(batch: dict[str, Any], ratios_multiply: bool = False) -> torch.Tensor:
+def row_lengths_and_kinds(batch: dict[str, Any]) -> torch.Tensor:
     """`(B, 3)`: prompt tokens, completion tokens, and 2 for a row with signal, 1 without, 0 if no token counts."""
     counting_B_T = counting_mask(batch) != 0
-    signal_B_T = counting_B_T
-    if ratios_multiply and batch.get("importance_sampling_ratio") is not None:
-        signal_B_T = counting_B_T & (batch["importance_sampling_ratio"] != 0)
-    kind_B = counting_B_T.any(dim=1).long() + has_signal(batch["advantages"], signal_B_T).long()
+    kind_B = counting_B_T.any(dim=1).long() + has_signal(batch["advantages"], counting_B_T).long()
     lengths_B_2 = row_lengths(batch["prompt_mask"], batch["completion_mask"])
     return torch.cat([lengths_B_2, kind_B.unsqueeze(1)], dim=1)
 
 
 def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
-    """`(B, 2)`: tokens of prompts, padded on the left, and of completions, padded on the right."""
     return torch.stack([_width(prompt_mask.flip(1)), _width(completion_mask)], dim=1)
 
 
@@ -44,7 +40,7 @@ def make_micro_steps(
     lengths: Lengths,
     factor: RowFactor,
     precision: torch.dtype,
-    least: tuple[int, int] = (1, 1),
+    least: Sequence[int] = (1, 1),
 ) -> list[dict[str, Any]]:
     """The micro-steps of one block, trimmed to their rows; `least` columns of prompts and of completions stay."""
     rows, dealt = join_batches([*map(images.by_row, micro_batches)]), len(lengths) // len(micro_batches)
@@ -81,7 +77,6 @@ def _take(rows: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
 
 
 def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> None:
-    """Turn copied rows into placeholders: no advantage, no weight, no token that counts."""
     if not any(placeholders):
         return
     empty_B = torch.tensor(placeholders, device=part["completion_mask"].device)
@@ -93,7 +88,6 @@ def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> No
 
 
 def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
-    """The last `left` columns of the prompts and the first `right` of the completions."""
     width, made = part["completion_mask"].size(1), dict(part)
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:
@@ -108,15 +102,12 @@ def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
 def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
 ) -> Any:
-    """Log-probabilities without a gradient, in as many forward passes as before, planned like an update.
-
-    `widths` are how much of each prompt and completion runs, if the rows are not packed.
-    """
+    """Log-probabilities without a gradient, planned like an update; `widths` are what runs of unpacked rows."""
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     start = ids.size(1) - keep
     seen = images.Images.of(given)
     without_images = {name: value for name, value in given.items() if name not in contract.MULTIMODAL_KEYS}
-    found = None if packing is None else packing.measured(ids, mask, keep, seen)
+    found = None if packing is None else packing.measured(ids, mask, keep)
     lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
     results: dict[int, torch.Tensor] = {}
@@ -128,7 +119,7 @@ def logps_by_length(
         own = seen.at(rows.tolist()).between(columns)
         some = {**without_images, **own.entries(ids.device), "batch_size": len(rows)}
         some |= {"input_ids": ids[rows, columns], "attention_mask": mask[rows, columns], "logits_to_keep": width}
-        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width, own)
+        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width)
         output = method(**some) if packing is None or packed is None else packing.logps(method, some, packed)
         for number, values in enumerate(output[:2]):
             if values is not None:

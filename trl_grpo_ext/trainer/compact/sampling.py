@@ -1,8 +1,6 @@
-"""Sampling with transformers, in which each prompt is computed once for all its completions.
+"""Sampling with transformers, in which each prompt is read once for all its completions.
 
-TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work. Here
-the prompts but for their last token run once each, and their keys and values are copied for every completion. With
-`cache_implementation: static` the cache has its full size at once, else it is copied for every token.
+Prompts but for their last token run once each, and their keys and values are copied for every completion.
 """
 
 import contextlib
@@ -30,8 +28,7 @@ def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
 
 
 def copies_exactly(model: Any) -> bool:
-    """Whether a prompt's keys and values are all that a completion needs of it: full attention, and no adapter that
-    looks at where the prompt ends."""
+    """Whether a prompt's keys and values are all that a completion needs: full attention, no adapter of the prompt."""
     backbone, text = backbone_of(model), model.config.get_text_config(decoder=True)
     takes = inspect.signature(type(backbone).forward).parameters
     return (
@@ -49,7 +46,6 @@ def copies_exactly(model: Any) -> bool:
 
 @contextlib.contextmanager
 def shared_prompts(model: Any) -> Iterator[None]:
-    """A context in which `model.generate` computes each prompt once."""
     before = vars(model).get("generate")
     model.generate = functools.partial(_generate_once, model, model.generate)
     try:
@@ -65,7 +61,8 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
     ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
     if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
         return generate(**given)
-    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in _OF_TEXT):
+    of_text = ("input_ids", "attention_mask")
+    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in of_text):
         return generate(**given)
     plain = config.use_cache is not False and config.num_beams in (None, 1) and config.max_new_tokens is not None
     if not plain or config.cache_implementation not in (None, "static"):  # another cache is the user's choice
@@ -89,6 +86,3 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
         )
     cache.reorder_cache(torch.tensor(which, device=ids.device))
     return generate(**{**given, "generation_config": config, "past_key_values": cache})
-
-
-_OF_TEXT = frozenset({"input_ids", "attention_mask"})

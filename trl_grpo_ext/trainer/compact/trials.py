@@ -1,10 +1,7 @@
 """Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
 
-TRL's own pass of a few rows is the reference. Beside it the same rows run at other places, by themselves without
-padding, and packed; then gradients of a random projection are compared. What counts as equal is measured too: the
-change that one more rounding of every module's output makes, in the precision of the run. Some models change only
-beyond a length in their config, so the trial is made again as soon as a row and the width at which TRL runs it lie on
-two sides of a number in the config.
+TRL's own pass of a few rows is the reference; what counts as equal is measured by one more rounding of every module's
+output. Some models change only beyond a length in their config: `Trials.covers` says when to try again.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,23 +21,21 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UpstreamError, is_out_of_memory
-from ..facts import RunFacts
 from ..upstream.images import NO_IMAGES, Images
+from ..upstream.reading import RunFacts
 from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
 
 ROWS = 6  # rows of each rank that a trial runs
 PADDED = 3
-"""Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
+"""Those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt."""
 
 SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
 GRADIENT_FLOOR = 1e-4
-"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it
-by less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
-that was found is 2e-3."""
+"""Nor do those of a parameter's gradient, relative to it. The least of a model that sees its place is 2e-3."""
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
 
@@ -76,7 +71,6 @@ class Rows:
 
     @property
     def live(self) -> torch.Tensor:
-        """`(N, T)`, the tokens of completions."""
         return self.mask[:, -self.keep :] != 0
 
     def few(self) -> Rows:
@@ -92,7 +86,6 @@ class Rows:
         return self.at([*wanted][:ROWS])
 
     def at(self, chosen: list[int]) -> Rows:
-        """These rows alone."""
         images = self.images.at(chosen)
         return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen], images)
 
@@ -139,7 +132,6 @@ class Trials:
         return isinstance(backbone, self._backbone) and numbers_in(backbone.config) == self._numbers
 
     def covers(self, span: Span) -> bool:
-        """Whether the trials until now hold for a batch."""
         if self.exact == NOTHING:
             return True
         shortest, width = span
@@ -147,10 +139,7 @@ class Trials:
         return bool(self._spans) and all(any(_shows(tried, span, number) for tried in self._spans) for number in near)
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
-        """What is exact for a generation batch: this rank's `rows`, the `spans` of all, and whether packing takes all.
-
-        A trial leaves no gradients, and the run's random numbers as they were.
-        """
+        """What is exact for this rank's `rows`, the `spans` of all ranks, and where packing `fits` all."""
         tries_packing = fits and self._packing_is_untried
         if all(map(self.covers, spans)) and not tries_packing:
             return self.exact
@@ -179,7 +168,6 @@ class Trials:
         return self.exact
 
     def _find(self, exact: Exact, reason: str) -> None:
-        """Say why less is exact than before."""
         if exact == self.exact:
             return
         self.exact = exact
@@ -199,11 +187,9 @@ class Trials:
             if after <= trial.limit:
                 self._find(anywhere, "the model sees the padding before a prompt")
             else:
-                self._find(
-                    NOTHING,
-                    "what the model computes depends on the length of a pass: without padding after them "
-                    f"log-probabilities change by {after:.2g}, {by}",
-                )
+                what = "without padding after them log-probabilities"
+                why = f"what the model computes depends on the length of a pass: {what} change by {after:.2g}, {by}"
+                self._find(NOTHING, why)
         if pack and self.exact.left and self.exact.right:
             gap, wrong = trial.packed()
             self.exact = replace(self.exact, packed=True)
@@ -211,24 +197,12 @@ class Trials:
                 self._find(replace(self.exact, packed=False), wrong or f"log-probabilities differ by {gap:.2g}, {by}")
 
     def _try_gradients(self, trial: _Trial, *, pack: bool) -> None:
-        elsewhere, packed, wrong = trial.gradients(pack=pack)
-        if elsewhere.differs:
-            where = f"at other places of rows gradients change by {elsewhere}"
+        (elsewhere, places), (packed, gap), wrong = trial.gradients(pack=pack)
+        if not elsewhere <= 1.0:
+            where = f"at other places of rows gradients change by {places:.2g}"
             self._find(replace(self.exact, left=False, packed=False), f"the model's positions are absolute: {where}")
-        elif packed.differs:
-            self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {packed}")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Whether gradients differ; the gap, and the gap after one more rounding, of those that differ most."""
-
-    differs: float = 0.0
-    gap: float = 0.0
-    noise: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.gap:.2g}, by one more rounding {self.noise:.2g}"
+        elif not packed <= 1.0:
+            self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {gap:.2g}")
 
 
 def _shows(tried: Span, span: Span, number: int) -> bool:
@@ -272,7 +246,6 @@ class _Trial:
         if packed is None:  # this rank runs a pass all the same
             return self._values(rows)
         given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
-        given |= rows.images.entries(rows.ids.device)
         values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
         return values
 
@@ -288,11 +261,9 @@ class _Trial:
         return [float(number) for number in self._facts.gather(table).view(self._facts.ranks, -1).amax(dim=0)]
 
     def places(self) -> float:
-        """The change where all tokens stand further right in rows of the same width."""
         return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
 
     def alone(self, *, trim_left: bool) -> float:
-        """The change where every row runs by itself, without padding after it, nor before it."""
         found = torch.full_like(self._expected[: len(self._padded.ids)], math.nan)
 
         def run() -> None:
@@ -304,16 +275,12 @@ class _Trial:
         return self._agree(self._gap(found))[0]
 
     def packed(self) -> tuple[float, str]:
-        """The change where the rows are packed, and what went wrong."""
         gap, wrong = _attempt(lambda: self._gap(self._packed_values(self._rows)))
         why = f"packed rows fail ({wrong})" if wrong else ""
         return self._agree(math.nan if gap is None else gap)[0], why
 
-    def gradients(self, *, pack: bool) -> tuple[Difference, Difference, str]:
-        """How gradients of a random projection differ at other places, and packed, of rows cut short; what went wrong.
-
-        Rows that are not packed do not differ.
-        """
+    def gradients(self, *, pack: bool) -> tuple[Sequence[float], Sequence[float], str]:
+        """How gradients of a random projection differ at other places, and packed; what went wrong."""
         rows = self._rows.cut(SHOWN, SHOWN)
         shift = rows.keep // 4
         moved, rows = rows.moved(shift, self._facts.pad_id), rows.cut(SHOWN, rows.keep - shift)
@@ -327,18 +294,14 @@ class _Trial:
         with _rounded(self._model, rows.ids.size(1)):
             rounded = projected(self._values, rows)
         elsewhere = _worst(projected(self._values, moved), expected, rounded)
-        packed: Difference | None = Difference()
-        wrong = ""
+        packed, wrong = None if pack else (0.0, 0.0), ""
         if pack:
             packed, wrong = _attempt(lambda: _worst(projected(self._packed_values, rows), expected, rounded))
-        own = [*astuple(elsewhere), *astuple(packed or Difference(differs=1.0))]
-        agreed = self._agree(*own)
-        why = f"the gradient of packed rows fails ({wrong})" if wrong else ""
-        return Difference(*agreed[:3]), Difference(*agreed[3:]), why
+        agreed = self._agree(*elsewhere, *(packed or (math.inf, math.inf)))
+        return agreed[:2], agreed[2:], f"the gradient of packed rows fails ({wrong})" if wrong else ""
 
 
 def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
-    """What passes of a model return; or None, and what it raises where it does not take rows as they are."""
     try:
         return run(), ""
     except (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -347,17 +310,15 @@ def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> Difference:
-    """How gradients `(parameters, projections)` differ."""
+def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of gradients `(parameters, projections)`, in units of what is allowed, and relative."""
     if not expected.any():
-        return Difference(1.0, math.nan, math.nan)  # a gradient that is not seen is not compared
-    sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
-    size, gap, noise = sizes
+        return math.inf, math.inf  # a gradient that is not seen is not compared
+    size, gap, noise = (part.square().mean(dim=1).sqrt() for part in (expected, found - expected, rounded - expected))
     limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
-    limit = torch.maximum(limit, GRADIENT_FLOOR * size)
-    worst = int((gap - limit).argmax())
-    scale = float(size[worst]) or float(size.max()) or 1.0
-    return Difference(float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale)
+    excess = (gap / torch.maximum(limit, GRADIENT_FLOOR * size)).nan_to_num(nan=math.inf)
+    worst = int(excess.argmax())
+    return float(excess[worst]), float(gap[worst]) / (float(size[worst]) or float(size.max()))
 
 
 SKETCH = 4
@@ -366,8 +327,7 @@ SKETCH = 4
 def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
     """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept.
 
-    Gradients are of the tensors that modules have at their forward pass. Under FSDP2 these are whole only then, and
-    under ZeRO their own hooks would reduce a gradient that is accumulated.
+    They are of the tensors at the forward pass: under FSDP2 whole only then, and ZeRO's hooks would reduce others.
     """
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
     used: dict[int, tuple[int, torch.Tensor]] = {}
@@ -428,9 +388,8 @@ def numbers_in(config: Any) -> frozenset[int]:
 
     def inside(value: Any) -> Iterator[int]:
         if isinstance(value, dict):
-            for name, entry in value.items():
-                yield from () if str(name).endswith("_token_id") else inside(entry)
-        elif isinstance(value, list | tuple):
+            value = [entry for name, entry in value.items() if not str(name).endswith("_token_id")]
+        if isinstance(value, list | tuple):
             for entry in value:
                 yield from inside(entry)
         elif isinstance(value, int | float) and math.isfinite(value) and value > 1 and value == int(value):

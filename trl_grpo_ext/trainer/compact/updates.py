@@ -1,11 +1,6 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, and rows with
-zero advantages run for nothing. The loss of an optimizer step is a sum over its tokens with weights that are fixed
-beforehand. So its rows may run in any order and in batches of any size, and rows that contribute nothing can be left
-out. `Freedom` says how much of that is exact in a run. The buffered micro-batches are rearranged (`plan`, `rows`), and
-all forward passes are run in order of length, without padding and, with `share_prompts`, with each prompt once
-(`packed`).
+A loss is a sum over tokens with weights fixed beforehand, so its rows may move or be left out as far as `Freedom` says.
 """
 
 import functools
@@ -13,24 +8,25 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...credit.terms import Term
 from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
-from ..facts import RunFacts
 from ..selected import SelectedPlugins
 from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
-from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
+from ..upstream.reading import RunFacts
+from .packed import Lengths, Packing, image_token_of, packing_of
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
-from .trials import NOTHING, Policy, Rows, Span, Trials
+from .trials import NOTHING, Exact, Policy, Rows, Span, Trials
 
 logger = logging.getLogger(__name__)
 
@@ -42,157 +38,124 @@ class Freedom:
     sort: bool  # rows may move between the micro-batches of an optimizer window
     drop: bool  # rows whose advantages are all zero may be left out
     any_count: bool  # micro-batches may have any number of rows
-    ratios_multiply: bool = False  # A row whose importance ratios to the sampler are all 0 has no signal
-    reasons: tuple[str, ...] = ()  # why something may not change
 
 
-def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str) -> Freedom:
-    """What is exact in a run, by the terms of its loss and what their reduction divides by.
-
-    `divides_by` says what of a micro-batch makes the denominator (`reductions.DividesBy`).
-    """
+def freedom_of(terms: Sequence[Term], divides_by: str) -> Freedom:
+    """What is exact in a run, by the terms of its loss and what of a micro-batch their reduction divides by."""
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
-    unscaled = [reason for term in reversed(terms) for reason in term.unscaled]
-    counts = divides_by != "nothing" and bool(unscaled)
-    stay = [reason for term in terms for reason in term.mixes_rows]
-    if divides_by == "losses":
-        stay.append("the selected aggregation reduces each micro-batch by itself")
-    if divides_by == "tokens" and unscaled:
-        stay.append(f"with {unscaled[0]} {loss_type} is a mean over each micro-batch")
-    act = [reason for term in terms for reason in term.acts_without_advantage]
-    reasons = [f"rows stay in their micro-batches: {reason}" for reason in stay]
-    reasons += [f"rows without signal run: {reason}" for reason in act]
-    if counts:
-        reasons.append(f"micro-batches keep their number of rows: with {unscaled[0]} {loss_type} counts rows")
-    sort = not stay
-    return Freedom(
-        sort=sort,
-        drop=sort and not act,
-        any_count=sort and not counts,
-        ratios_multiply=loss_type != "vespo",  # which takes their logarithm
-        reasons=tuple(reasons),
-    )
+    unscaled = any(term.unscaled for term in terms)
+    together = divides_by == "losses" or (divides_by == "tokens" and unscaled)
+    sort = not together and not any(term.mixes_rows for term in terms)
+    drop = not any(term.acts_without_advantage for term in terms)
+    counts = divides_by != "nothing" and unscaled
+    return Freedom(sort=sort, drop=sort and drop, any_count=sort and not counts)
 
 
-class PlainUpdates:
-    """Updates as TRL makes them."""
-
-    def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities."""
-        return method(model, *arguments, **keywords)
-
-    def small_head_tiles(self) -> AbstractContextManager[None]:
-        """A context in which nothing is different."""
-        return nullcontext()
-
-
+@dataclass(kw_only=True)
 class CompactUpdates:
     """Plans the micro-batches of `compact_updates: exact`."""
 
-    def __init__(
-        self,
-        freedom: Freedom,
-        facts: RunFacts,
-        *,
-        loss_type: str | None,
-        packing: Packing | None = None,
-        policy: Policy,
-        log: Callable[[dict[str, float]], None],
-    ) -> None:
-        for reason in freedom.reasons:
-            logger.info("compact_updates: %s.", reason)
-        self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
-        self._packing, self._log = packing, log
-        self._image_token = image_token_of(policy()[1])
-        self._trials = Trials(packing, policy, facts)
-        self._planned: list[dict[str, Any]] | None = None
+    freedom: Freedom
+    facts: RunFacts
+    loss_type: str | None  # None if the reduction is not TRL's
+    packing: Packing | None = None
+    policy: Policy
+    log: Callable[[dict[str, float]], None]
+
+    def __post_init__(self) -> None:
+        logger.info("compact_updates: %s", self.freedom)
+        self._image_token = image_token_of(self.policy()[1])
+        self._trials = Trials(self.packing, self.policy, self.facts)
+        self._planned: list[dict[str, Any]] = []
 
     def small_head_tiles(self) -> AbstractContextManager[None]:
-        """A context in which TRL's head makes the logits of few tokens at a time on a CPU."""
-        return acting.small_head_tiles(self._facts.device)
+        return acting.small_head_tiles(self.facts.device)
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
-        if micro_batches is self._planned:
-            return micro_batches
-        self._planned = self._replan(micro_batches, precision)
+        if micro_batches is not self._planned:
+            self._planned = self._replan(micro_batches, precision)
         return self._planned
 
-    def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        freedom, count, packing, rank = self.freedom, len(micro_batches), self._packing, self._facts.rank
-        # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
-        block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
-        rows = micro_batches[0]["completion_ids"].size(0)
-        table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
-        dealt = [{key: batch[key] for key in _ROWS} | reading.images_of(batch) for batch in micro_batches]
+    def _tables(self, micro_batches: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.int64], Exact]:
+        """Of all ranks `(R, N, 7)`: each row's two lengths, kind, group, two widths, images; and what is exact."""
+        packing, rank = self.packing, self.facts.rank
+        table_B_3 = torch.cat([row_lengths_and_kinds(batch) for batch in micro_batches])
+        keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        dealt = [{key: batch[key] for key in keys} | reading.images_of(batch) for batch in micro_batches]
         joined = images.joined(join_batches([*map(images.by_row, dealt)]))
         seen = Images.of(joined)
         groups_B_1 = torch.arange(len(table_B_3), device=table_B_3.device).unsqueeze(1)
         if packing is not None:
-            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"], seen)
-        widths_B_2 = table_B_3.new_tensor([[joined[f"{part}_ids"].size(1) for part in ("prompt", "completion")]])
-        table_B_6 = torch.cat([table_B_3, groups_B_1, widths_B_2.expand(len(table_B_3), 2)], dim=1)
-        tables_R_N_6 = self._facts.gather(table_B_6).cpu().numpy().reshape(self._facts.ranks, -1, 6)
-        fits = packing is not None and packing.fits(tables_R_N_6[..., :2].reshape(-1, 2))
-        seen_later = False
-        if self._image_token is not None:
-            inside_1 = in_completions(joined["completion_ids"], self._image_token, seen)
-            seen_later = bool(self._facts.gather(inside_1).any())
-        own, spans = tables_R_N_6[rank], [_span(table[:, :2], int(table[0, 4:].sum())) for table in tables_R_N_6]
-        rows_of_rank = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
-        exact = NOTHING if seen_later else self._trials.of(rows_of_rank, spans, fits=fits)
-        packs = fits and exact.packed
-        runs = np.where([exact.left, exact.right], tables_R_N_6[..., :2], tables_R_N_6[..., 4:])
-        stay = (1 if exact.left else int(own[0, 4]), 1 if exact.right else int(own[0, 5]))
-        tables_R_N_8 = np.concatenate([tables_R_N_6, runs], axis=2)
-        ranks = tables_R_N_8.reshape(self._facts.ranks, count // block, block * rows, 8)
+            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"])
+        images_inside = bool(seen) and bool((joined["completion_ids"] == (self._image_token or -1)).any())
+        widths = [joined["prompt_ids"].size(1), joined["completion_ids"].size(1), int(bool(seen)) + int(images_inside)]
+        widths_B_3 = table_B_3.new_tensor([widths]).expand(len(table_B_3), 3)
+        table_B_7 = torch.cat([table_B_3, groups_B_1, widths_B_3], dim=1)
+        tables_R_N_7 = self.facts.gather(table_B_7).cpu().numpy().reshape(self.facts.ranks, -1, 7)
+        fits = packing is not None and packing.fits(tables_R_N_7[..., :2].reshape(-1, 2))
+        if (pictured := tables_R_N_7[..., 6].max()) and packing is not None:
+            packing.say_once("rows have images")
+            fits = False
+        if pictured > 1:  # those of tools, beyond what a prompt's width says
+            return tables_R_N_7, NOTHING
+        own, spans = tables_R_N_7[rank], [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
+        rows = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
+        exact = self._trials.of(rows, spans, fits=fits)
+        return tables_R_N_7, replace(exact, packed=exact.packed and fits)
+
+    def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        freedom, count, rank, ranks = self.freedom, len(micro_batches), self.facts.rank, self.facts.ranks
+        # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
+        block = math.gcd(self.facts.accumulation, count) if freedom.sort else 1
+        rows = micro_batches[0]["completion_ids"].size(0)
+        tables_R_N_7, exact = self._tables(micro_batches)
+        runs = np.where([exact.left, exact.right], tables_R_N_7[..., :2], tables_R_N_7[..., 4:6])
+        stay = np.where([exact.left, exact.right], 1, tables_R_N_7[rank, 0, 4:6]).tolist()
+        tables_R_N_9 = np.concatenate([tables_R_N_7, runs], axis=2).reshape(ranks, count // block, block * rows, 9)
         # Rows that must run: never those without live tokens; those without signal only under some losses.
         least = 2 if freedom.drop else 1 if freedom.any_count else 0
         planned: list[dict[str, Any]] = []
         plans: list[Plan] = []
         live = 0
         for number in range(count // block):
-            table_R_B_8 = ranks[:, number]
+            table_R_B_9 = tables_R_N_9[:, number]
             made = plan_block(
-                [(table_B_8[:, 6:], table_B_8[:, 2] >= least) for table_B_8 in table_R_B_8],
+                [(table_B_9[:, 7:], table_B_9[:, 2] >= least) for table_B_9 in table_R_B_9],
                 block,
                 rows_per_step=None if freedom.any_count else rows,
-                groups=[*table_R_B_8[:, :, 3]] if packs else None,
+                groups=[*table_R_B_9[:, :, 3]] if exact.packed else None,
             )
-            steps = make_micro_steps(
-                micro_batches[number * block : (number + 1) * block],
-                made[rank],
-                table_R_B_8[rank, :, 6:],
-                functools.partial(row_factor, self._loss_type),
-                precision,
-                stay,
-            )
-            if (table_R_B_8[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
+            dealt = micro_batches[number * block : (number + 1) * block]
+            factor = functools.partial(row_factor, self.loss_type)
+            steps = make_micro_steps(dealt, made[rank], table_R_B_9[rank, :, 7:], factor, precision, stay)
+            if (table_R_B_9[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
                 for step, of_ranks in zip(steps, zip(*(plan.steps for plan in made), strict=True), strict=True):
                     step[BatchKeys.idle] = all(max(rows) < 0 for rows in of_ranks)
             plans += made
             planned += steps
-            for plan, table_B_8 in zip(made, table_R_B_8, strict=True):
-                live += int(table_B_8[[row for part in plan.steps for row in part if row >= 0], :2].sum())
-        computed = sum(plan.computed for plan in plans)
-        if packs and live and packing is not None and packing.share and live == sum(plan.distinct for plan in plans):
-            packing.say_once("no two rows of a block have the same")
-        self._log(
-            {
-                "compact/live_tokens": float(live),
-                "compact/computed_tokens": float(computed),
-                "compact/computed_to_live": computed / max(live, 1),
-                "compact/rows_dropped": sum(plan.dropped for plan in plans) / tables_R_N_6[..., 0].size,
-                "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
-            }
-        )
-        if packing is not None and packing.share and (distinct := sum(plan.distinct for plan in plans)):
-            self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
+            for plan, table_B_9 in zip(made, table_R_B_9, strict=True):
+                live += int(table_B_9[[row for part in plan.steps for row in part if row >= 0], :2].sum())
+        self._log_plans(plans, live, tables_R_N_7[..., 0].size, packs=exact.packed)
         return planned
 
+    def _log_plans(self, plans: Sequence[Plan], live: int, rows: int, *, packs: bool) -> None:
+        computed, distinct = sum(plan.computed for plan in plans), sum(plan.distinct for plan in plans)
+        metrics = {
+            "compact/live_tokens": float(live),
+            "compact/computed_tokens": float(computed),
+            "compact/computed_to_live": computed / max(live, 1),
+            "compact/rows_dropped": sum(plan.dropped for plan in plans) / rows,
+            "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
+        }
+        if self.packing is not None and self.packing.share and distinct:
+            metrics |= {"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct}
+            if packs and live == distinct:
+                self.packing.say_once("no two rows of a block have the same")
+        self.log(metrics)
+
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
-        packing, inferring = self._packing, not torch.is_grad_enabled()
+        packing, inferring = self.packing, not torch.is_grad_enabled()
         if packing is None and not inferring:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
@@ -210,7 +173,7 @@ class CompactUpdates:
         ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
         rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
         chunk = given.get("batch_size") or rows
-        packing = packing if exact.packed else None
+        packing = packing if exact.packed and not Images.of(given) else None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
@@ -220,19 +183,15 @@ class CompactUpdates:
                 return logps_by_length(method, given, chunk, widths, packing)
         packed = None
         if packing is not None and rows <= chunk:
-            packed = packing.pack(ids, mask, keep, Images.of(given))
+            packed = packing.pack(ids, mask, keep)
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
         return packing.logps(method, given, packed)
 
 
 def _span(lengths: Lengths, width: int) -> Span:
-    """The shortest row that is scored, and the width of all."""
     scored = lengths[lengths[:, 1] > 0]
     return (int(scored.sum(axis=1).min()) if len(scored) else width), width
-
-
-Updates = PlainUpdates | CompactUpdates
 
 
 def updates_of(
@@ -244,20 +203,17 @@ def updates_of(
     log: Callable[[dict[str, float]], None],
     *,
     own_passes: bool,
-) -> Updates:
-    """The updates of a run; `own_passes` says whether a class of the user's runs the models in its own way."""
+) -> CompactUpdates | None:
+    """What plans the updates of a run; with `own_passes` a class of the user's runs the models in its own way."""
     if not plugins.compact:
-        return PlainUpdates()
+        return None
     if trainer.args.use_liger_kernel:
-        raise ConfigurationError(
-            "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
-            "micro-batch. Turn one of them off."
-        )
+        raise ConfigurationError("compact_updates: exact does not work with use_liger_kernel. Turn one of them off.")
     loss = reading.loss_settings_of(trainer)
     share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
     return CompactUpdates(
-        freedom,
-        facts,
+        freedom=freedom,
+        facts=facts,
         loss_type=loss.loss_type if plugins.aggregation is None else None,
         packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),
         policy=lambda: (policy_logps, trainer.model),
@@ -273,6 +229,3 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
         return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
     rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
     return None if rows == 1.0 else rows
-
-
-_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")

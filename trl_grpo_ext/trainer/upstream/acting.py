@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,33 +14,37 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, pad
 
 from ..batch import whole_rows
-from ..facts import RunFacts
 from . import contract, reading
+from .reading import RunFacts
 
 HEAD_TOKENS = 240  # tokens of which TRL's head makes the logits at a time on a CPU
 
 
 @contextmanager
-def small_head_tiles(device: torch.device) -> Iterator[None]:
-    """Inside, TRL's head makes the logits of few tokens at a time on a CPU, which takes less than half as long.
-
-    It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
-    more than that glibc maps and unmaps at every operation, page by page.
-    """
-    before = chunked_logprob.TOKEN_CHUNK_SIZE
-    if device.type == "cpu":
-        chunked_logprob.TOKEN_CHUNK_SIZE = HEAD_TOKENS
+def attributes(owner: Any, **values: Any) -> Iterator[None]:
+    """A context in which these attributes have other values; afterwards they have their own again."""
+    before = {name: getattr(owner, name) for name in values}
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        chunked_logprob.TOKEN_CHUNK_SIZE = before
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def small_head_tiles(device: torch.device) -> AbstractContextManager[None]:
+    """A context in which TRL's head makes the logits of few tokens at a time on a CPU, in less than half of the time.
+
+    What it computes of 240 tokens and 32,768 of the vocabulary takes less than 32 MiB: more glibc maps page by page.
+    """
+    return attributes(chunked_logprob, TOKEN_CHUNK_SIZE=HEAD_TOKENS) if device.type == "cpu" else nullcontext()
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
-    """Keep a frozen copy, named `ref`, of an adapter that will be trained further.
+    """Keep a frozen copy, named `ref`, of an adapter that will be trained further, as TRL does if `beta` is above 0.
 
-    TRL makes one if `beta` is above 0, and uses it as the reference. With `beta` 0 it makes none, and a hook would get
-    the bare model instead of the policy at the start of training. For a new adapter (`peft_config`) the two are equal.
+    Without it a hook would get the bare model as reference. For a new adapter (`peft_config`) the two are equal.
     """
     beta = getattr(args, "beta", 0.0)
     if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
@@ -79,24 +83,20 @@ def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
         trainer.reward_funcs = [*functions, *[None] * len(added)]
         trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
 
-    try:
+    with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
         yield more
-    finally:
-        trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights = names, functions, weights
 
 
 @contextmanager
 def restore_after_trial(trainer: Any) -> Iterator[None]:
     """Restore metrics and entropy controller after trials of TRL's loss, without entropy bonus and auxiliary loss."""
     metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
-    names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_entropy_bonus_enabled")
-    before = {name: getattr(trainer, name) for name in (*names, "aux_loss_enabled")}
-    trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
+    names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+    before = {name: getattr(trainer, name) for name in names}
     try:
-        yield
+        with attributes(trainer, **before, _entropy_bonus_enabled=False, aux_loss_enabled=False):
+            yield
     finally:
-        for name, value in before.items():
-            setattr(trainer, name, value)
         for mode, kept in trainer._metrics.items():
             kept.clear()
             kept.update(metrics[mode])
@@ -125,7 +125,6 @@ def drop_undefined_metrics(trainer: Any) -> None:
 
 
 def add_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
-    """Add values to TRL's metrics, which it averages when it logs."""
     kept = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, value in metrics.items():
         kept[name].append(value)
@@ -154,7 +153,6 @@ def micro_batches_of(trainer: Any, due: dict[str, Any], training: bool) -> list[
 
 
 def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
-    """TRL's own `_compute_loss`, whatever a class above it does."""
     loss: torch.Tensor = GRPOTrainer._compute_loss(trainer, model, inputs)
     return loss
 
@@ -173,16 +171,5 @@ def policy_pass(
 
 
 def prompt_tokens(trainer: Any, prompts: list[Any]) -> list[list[int]]:
-    """The tokens of prompts, strings or messages, with TRL's chat template."""
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     return tokens
-
-
-@contextmanager
-def reward_functions(trainer: Any, functions: list[Any]) -> Iterator[None]:
-    """A context in which TRL calls these reward functions."""
-    before, trainer.reward_funcs = trainer.reward_funcs, functions
-    try:
-        yield
-    finally:
-        trainer.reward_funcs = before

@@ -1,207 +1,130 @@
-"""What is relied on inside TRL's `AsyncGRPOTrainer`: the tables, and what is done to it.
+"""What is relied on inside TRL's `AsyncGRPOTrainer`, and what is done to it. Untested releases are refused."""
 
-Its interface changes monthly, so other releases than those that were tested are refused.
-"""
-
+import copy
+import pickle
 import queue
-import threading
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from packaging.version import Version
-from trl.experimental.async_grpo import async_rollout_worker
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
+from ...credit.rollouts import padded
 from ...errors import ConfigurationError, UpstreamError
 from . import contract
 
-TESTED = ("1.16",)
+TESTED = "1.16"
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "_save": ("self", "output_dir"),
-    "compute_loss": ("self", "model", "inputs"),
-    "get_batch_samples": ("self",),
-    "get_train_dataloader": ("self",),
-    "log": ("self", "logs"),
-    "train": ("self", "resume_from_checkpoint"),
-}
-"""Methods of the trainer that we wrap, with their leading parameters."""
-
-OF_WORKER: dict[str, dict[str, tuple[str, ...]]] = {
-    "_AsyncRolloutLoop": {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
-    "RolloutGroup": {
-        "__init__": ("self", "prompts", "reward_kwargs", "completions", "completions_ids", "completions_sequences")
+METHODS: dict[type, dict[str, tuple[str, ...]]] = {
+    AsyncGRPOTrainer: {
+        "_save": ("self", "output_dir"),
+        "compute_loss": ("self", "model", "inputs"),
+        "get_batch_samples": ("self",),
+        "get_train_dataloader": ("self",),
+        "log": ("self", "logs"),
+        "train": ("self", "resume_from_checkpoint"),
     },
-    "RolloutSample": {
-        "__init__": ("self", "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage")
-    },
+    async_rollout_worker._AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
 }
-"""Methods of the rollout loop that we wrap or call, and the first fields of what it scores and makes."""
+"""Methods that we wrap or call, with their leading parameters."""
 
-ATTRIBUTES = (
-    "_last_groups_trained",
-    "_metrics",
-    "_trained_groups",
-    "aux_loss_enabled",
-    "eos_token_ids",
-    "rollout_queue",
-    "rollout_worker",
-    "vllm_client",
-)
-"""Attributes of a constructed trainer that we read or set."""
-
+ATTRIBUTES = ("_last_groups_trained", "_metrics", "_trained_groups", "rollout_queue", "rollout_worker", "vllm_client")
 WORKER_ATTRIBUTES = ("_loop_cls", "_loop_kwargs", "_process")
-"""Those of TRL's worker."""
-
-BATCH_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
-"""Entries of a packed micro-batch that we read: a number for each term of the loss."""
+"""Attributes of a constructed trainer and of TRL's worker that we read or set."""
 
 
-def check(trainer_class: type) -> None:
+def check() -> None:
     """Refuse a TRL whose asynchronous trainer was not tested, or differs from what the tables say."""
     installed = version("trl")
-    if ".".join(map(str, Version(installed).release[:2])) not in TESTED:
+    if Version(installed).release[:2] != Version(TESTED).release:
         raise UpstreamError(
-            f"trl {installed} is installed; AsyncGRPOExtTrainer works with {', '.join(TESTED)}.x alone, since TRL's "
-            f"asynchronous trainer changes with every release. Run: pip install 'trl=={TESTED[-1]}.*'"
+            f"trl {installed} is installed; AsyncGRPOExtTrainer works with {TESTED}.x alone, since TRL's asynchronous "
+            f"trainer changes with every release. Run: pip install 'trl=={TESTED}.*'"
         )
-    contract.check_class(trainer_class, METHODS)
-    for kind, methods in OF_WORKER.items():
-        contract.check_class(getattr(async_rollout_worker, kind), methods)
-
-
-def check_instance(trainer: Any) -> None:
-    """Check that a constructed trainer and its worker have the attributes that we read."""
-    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    worker = getattr(trainer, "rollout_worker", None)
-    if isinstance(worker, async_rollout_worker.AsyncRolloutWorker):
-        gone = [name for name in WORKER_ATTRIBUTES if not hasattr(worker, name)]
-        problems += [f"attribute {name} of its worker is gone" for name in gone]
-    contract.require(problems, type(trainer))
+    for owner, methods in METHODS.items():
+        contract.check_class(owner, methods)
 
 
 def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any], *, needed: bool) -> None:
     """Let TRL's worker, which one rank has, run our loop. Another worker cannot; if the loop is `needed`, refuse it."""
+    contract.check_instance(trainer, ATTRIBUTES, ())
     worker, module = trainer.rollout_worker, async_rollout_worker
     if isinstance(worker, module.AsyncRolloutWorker) and worker._loop_cls is module._AsyncRolloutLoop:
+        contract.check_instance(worker, WORKER_ATTRIBUTES, ())
         worker._loop_cls = loop
         worker._loop_kwargs.update(arguments)
         trainer.rollout_queue = Inbox(trainer)
     elif worker is not None and needed:
         raise ConfigurationError(
-            "Plugins act where completions are scored, in the loop of TRL's own rollout worker, and this run has "
-            f"{type(worker).__qualname__}: leave rollout_worker out, or the plugins and weights."
+            f"Plugins and weights act in TRL's own rollout worker, and this run has {type(worker).__qualname__}."
         )
 
 
-def extend_collator(loader: Any, more: Callable[[list[Any], dict[str, Any]], None]) -> None:
-    """Let `more` see the rows that TRL packs for each rank, and change the micro-batch."""
-    collator = loader.collate_fn
-    pack = collator.torch_call
+def extend_collator(loader: Any, name: str) -> None:
+    """Add to each micro-batch the advantages of the samples of each rank, as bytes: TRL deals tensors alone."""
+    pack = loader.collate_fn.torch_call
 
     def packed(examples: list[Any]) -> dict[str, Any]:
-        batch: dict[str, Any] = pack(examples)
-        contract.require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], type(collator))
-        more(examples[0], batch)
-        return batch
+        rows = [pickle.dumps([sample["advantage"] for sample in row.samples]) for row in examples[0]]
+        return {**pack(examples), name: padded([np.frombuffer(bytearray(row), dtype=np.uint8) for row in rows])}
 
-    collator.torch_call = packed
+    loader.collate_fn.torch_call = packed
 
 
-class LateAdvantages:
-    """The advantages `(M,)` of a micro-batch's terms, which may still change in the forward pass.
-
-    TRL takes them out of the batch, by an index, before it calls the model.
-    """
-
-    def __init__(self, values_M: torch.Tensor) -> None:
-        self.values_M = values_M
-
-    def __getitem__(self, selected: torch.Tensor) -> torch.Tensor:
-        return self.values_M
-
-
-def reduction_weights(trainer: Any, compute_loss: Callable[..., Any], inputs: Mapping[str, Any]) -> torch.Tensor:
+def reduction_weights(trainer: Any, compute_loss: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The weight that TRL's reduction gives each term of a micro-batch, shaped as its advantages, by a trial.
 
-    At log-probabilities of 0 every importance ratio is 1, and the slope of the loss in an advantage of 1 is minus the
-    weight. What the trial does to the trainer is undone.
+    At ratios of 1 the slope of the loss in an advantage is minus the weight. A copy of the trainer counts and logs it.
     """
     ones = torch.ones_like(inputs["advantages"]).requires_grad_()
-    before, metrics = dict(vars(trainer)), trainer._metrics["train"]
-    counts = {name: len(values) for name, values in metrics.items()}
+    trial = copy.copy(trainer)
+    trial._metrics = {"train": defaultdict(list)}
 
     def model(input_ids: torch.Tensor, **keywords: Any) -> Any:
         zeros = torch.zeros(input_ids.shape, device=ones.device)
         return SimpleNamespace(log_probs=zeros, entropy=zeros, aux_loss=zeros.sum())
 
-    try:
-        tried = {**inputs, "old_log_probs": torch.zeros_like(inputs["old_log_probs"]), "advantages": ones}
-        (slope,) = torch.autograd.grad(compute_loss(model, tried), ones)
-    finally:
-        vars(trainer).update(before)
-        for name, values in metrics.items():
-            del values[counts.get(name, 0) :]
+    tried = {**inputs, "old_log_probs": torch.zeros_like(inputs["old_log_probs"]), "advantages": ones}
+    (slope,) = torch.autograd.grad(compute_loss.__func__(trial, model, tried), ones)
     return -slope
 
 
-class Inbox(queue.Queue[Any]):
-    """The queue of scored samples, as TRL reads it. It notices a worker that was killed and a server that has gone.
-
-    A process that is killed while it writes leaves half a message in the pipe, and whoever reads that waits for ever.
-    So a thread reads, never more than two samples ahead.
-    """
+class Inbox:
+    """The queue of scored samples, as TRL reads it. It notices a process that was killed and a server that has gone."""
 
     def __init__(self, trainer: Any) -> None:
-        super().__init__(maxsize=1)
         self._trainer, self._source = trainer, trainer.rollout_queue
-        self._reader = threading.Thread(target=self._read_on, name="trl-grpo-ext-inbox", daemon=True)
+        self.qsize = self._source.qsize
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next sample; `queue.Empty` if there is none in time."""
-        if self._trainer.rollout_worker._process is None:
-            return self._counted(self._source.get(timeout=timeout))
-        if self._reader.ident is None:
-            self._reader.start()
+    def get(self, timeout: float) -> Any:
+        """The next sample. Groups that the filter dropped before it count as done, or TRL would resume too early."""
+        trainer, process = self._trainer, self._trainer.rollout_worker._process
+        if process is not None:
+            self._source._writer.close()  # so that the pipe ends, perhaps amid a sample, when the process does
         try:
-            return self._counted(super().get(block, timeout))
-        except queue.Empty:
-            self._check()
+            sample = self._source.get(timeout=timeout)
+        except (queue.Empty, EOFError, OSError):
+            if process is not None:
+                self._check(trainer.rollout_worker, process)
             raise
-
-    def qsize(self) -> int:
-        """Samples that wait."""
-        return int(self._source.qsize()) + super().qsize()
-
-    def _read_on(self) -> None:
-        while self._trainer.rollout_worker._process is not None:  # until it is stopped
-            try:
-                self.put(self._source.get(timeout=1.0))
-            except queue.Empty:
-                continue
-
-    def _counted(self, sample: Any) -> Any:
-        """The sample; groups that the filter dropped before it count as done, or TRL would resume too early."""
-        trainer, dropped = self._trainer, getattr(sample.advantage, "dropped", {})
-        new = dropped.keys() - trainer._trained_groups
-        trainer._trained_groups |= new
-        trainer._last_groups_trained += len(new)  # which TRL subtracts for `batch/groups_per_step`
-        for group in new:  # TRL sums what is called a total
-            trainer._metrics["train"][f"groups/dropped/{dropped[group].replace(' ', '_')}_total"].append(1.0)
+        dropped = getattr(sample.advantage, "dropped", {})
+        trainer._trained_groups.update(dropped)
+        trainer._last_groups_trained += len(dropped)  # which TRL subtracts for `batch/groups_per_step`
+        for why in dropped.values():  # TRL sums what is called a total
+            trainer._metrics["train"][f"groups/dropped/{why.replace(' ', '_')}_total"].append(1.0)
         return sample
 
-    def _check(self) -> None:
-        worker = self._trainer.rollout_worker
-        process = worker._process
+    def _check(self, worker: Any, process: Any) -> None:
+        process.join(timeout=1.0)  # the pipe ends a moment before the process
         try:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
             if not process.is_alive():
-                raise RuntimeError(
-                    f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: "
-                    "a negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
-                )
+                raise RuntimeError(f"The process that samples and scores ended with exit code {process.exitcode}.")
         except RuntimeError:
             process.kill()
             process.join()

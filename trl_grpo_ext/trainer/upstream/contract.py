@@ -107,8 +107,7 @@ BATCH_KEYS: tuple[str, ...] = (
     "prompt_ids",
     "prompt_mask",
 )
-"""What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
-`old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
+"""What a batch always has and we read; others, such as `tool_mask` and log-probabilities, where they apply."""
 
 MULTIMODAL_KEYS = frozenset(
     {
@@ -140,10 +139,9 @@ def check_version(installed: str | None = None) -> None:
     installed = version("trl") if installed is None else installed
     release = Version(installed)
     if release < Version(OLDEST_TESTED) or release.major > Version(NEWEST_TESTED).major:
-        raise UpstreamError(
-            f"trl {installed} is installed; trl-grpo-ext works with {OLDEST_TESTED} to {NEWEST_TESTED}.x. "
-            f"Run: pip install 'trl>={OLDEST_TESTED},<{Version(NEWEST_TESTED).major + 1}'"
-        )
+        works = f"trl-grpo-ext works with {OLDEST_TESTED} to {NEWEST_TESTED}.x"
+        pip = f"pip install 'trl>={OLDEST_TESTED},<{Version(NEWEST_TESTED).major + 1}'"
+        raise UpstreamError(f"trl {installed} is installed; {works}. Run: {pip}")
     if release.release[:2] > Version(NEWEST_TESTED).release[:2]:
         warnings.warn(
             f"trl {installed} is newer than {NEWEST_TESTED}.x, the newest release trl-grpo-ext was tested with. "
@@ -153,7 +151,6 @@ def check_version(installed: str | None = None) -> None:
 
 
 def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
-    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on."""
     problems = []
     for name, expected in methods.items():
         method = getattr(trainer_class, name, None)
@@ -166,53 +163,43 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
     require(problems, trainer_class)
 
 
-def check_instance(trainer: Any) -> None:
-    """Check that a constructed trainer has the attributes and arguments that we read."""
-    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
+def check_instance(trainer: Any, attributes: Sequence[str] = ATTRIBUTES, arguments: Sequence[str] = ARGUMENTS) -> None:
+    problems = [f"attribute {name} is gone" for name in attributes if not hasattr(trainer, name)]
+    problems += [f"argument {name} is gone" for name in arguments if not hasattr(trainer.args, name)]
     require(problems, type(trainer))
 
 
 def check_loss_type(loss_type: str | None) -> None:
     """Check that we know a loss type's reduction; None passes."""
     if loss_type is not None and loss_type not in LOSS_TYPES:
-        raise ConfigurationError(
-            f"loss_type {loss_type!r} cannot take a loss aggregation or a token loss: trl-grpo-ext knows "
-            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation and token_losses."
-        )
+        what = f"loss_type {loss_type!r} takes no aggregation or token loss: trl-grpo-ext knows"
+        raise ConfigurationError(f"{what} {', '.join(sorted(LOSS_TYPES))}.")
 
 
 def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     """A user's classes between our mixin and TRL's trainer, nearest first."""
     order = trainer_class.__mro__
     if GRPOTrainer not in order:
-        raise ConfigurationError(
-            f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
-            f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
-        )
+        what = f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer"
+        raise ConfigurationError(f"{what}. Rewards alone work in any: reward_funcs=load_rewards([...]).")
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
 def has_own_scoring(between: Sequence[type]) -> bool:
-    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
     return any("_generate_and_score_completions" in vars(owner) for owner in between)
 
 
 def has_own_passes(between: Sequence[type]) -> bool:
-    """Whether a class of the user's runs the models in its own way."""
     return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
 
 
 def check_batch(batch: dict[str, Any]) -> None:
-    """Check that a scored generation batch has the entries that we read."""
     require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
 def require(problems: list[str], where: type) -> None:
-    """Raise if something that we rely on is gone."""
     if problems:
-        raise UpstreamError(
-            f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "
-            + "; ".join(problems)
-            + f". Install a TRL between {OLDEST_TESTED} and {NEWEST_TESTED}.x, or report it to trl-grpo-ext."
+        what = (
+            f"is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): {'; '.join(problems)}"
         )
+        raise UpstreamError(f"trl {version('trl')} {what}. Install {OLDEST_TESTED} to {NEWEST_TESTED}.x, or report it.")

@@ -1,7 +1,6 @@
 """Images in TRL's batches and passes: one part for each row, so that rows can move, and joined again.
 
-A processor makes one tensor of all images of a batch, whose rows are images, tiles, patches or completions; TRL's own
-function knows which. Token types, `(B, P + T)`, say which tokens are of images.
+A processor makes one tensor of all images of a batch, whose rows are images, tiles, patches or completions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Images:
         return "pixel_values" in self.parts
 
     def at(self, rows: Sequence[int]) -> Images:
-        """Those of these rows."""
         parts = {key: [parts[row] for row in rows] for key, parts in self.parts.items()}
         return Images(parts, {key: types[[*rows]] for key, types in self.types.items()})
 
@@ -50,13 +48,7 @@ class Images:
         return Images(self.parts, {key: changed(types) for key, types in self.types.items()})
 
     def between(self, columns: slice) -> Images:
-        """The same where only these columns are left."""
         return self.with_types(lambda types: types[:, columns])
-
-    def same(self, one: int, other: int) -> bool:
-        """Whether two rows have the same images."""
-        pairs = [(parts[one], parts[other]) for parts in self.parts.values()]
-        return all(torch.equal(*pair) if torch.is_tensor(pair[0]) else pair[0] == pair[1] for pair in pairs)
 
     def entries(self, device: torch.device) -> dict[str, Any]:
         """The opposite of `of`; where no row has an image, none of the tensors is left."""
@@ -65,15 +57,6 @@ class Images:
             if tensors := [part for part in self.parts[key] if part is not None and len(part)]:
                 entries[key] = torch.cat(_of_one_shape(tensors)).to(device)
         return {**entries, **self.types}
-
-    def packed(self, rows: Sequence[int], source_L: torch.Tensor) -> dict[str, Any]:
-        """What a model takes of these rows where their tokens stand in one; `source_L` are places in `(B * W,)`."""
-        entries = Images(self.at(rows).parts, {}).entries(source_L.device)
-        own = ("pixel_values", "pixel_attention_mask") if "spatial_shapes" not in entries else ()
-        for key in own if "pixel_attention_mask" in entries else ():
-            entries[key] = entries[key].flatten(0, 1).unsqueeze(0)
-        entries |= {key: types.reshape(1, -1)[:, source_L] for key, types in self.types.items()}
-        return {key: value for key, value in entries.items() if key not in COUNTS}
 
 
 NO_IMAGES = Images({}, {})

@@ -16,44 +16,53 @@ from trl.trainer.utils import use_adapter
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
-from ..facts import LossSettings, Progress, RunFacts
-from . import contract, releases
+from ..facts import LossSettings, Progress
+from . import contract
 
 
-def facts_of(trainer: Any) -> RunFacts:
-    """What stays the same for the run of a constructed trainer."""
-    args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
-    rank, ranks = accelerator.process_index, accelerator.num_processes
-    return RunFacts(
-        trainer=type(trainer).__qualname__,
-        tokenizer=tokenizer,
-        end_ids=frozenset({*trainer.eos_token_ids, tokenizer.pad_token_id}),
-        pad_id=tokenizer.pad_token_id,
-        pad_to_multiple_of=trainer.pad_to_multiple_of,
-        masks_truncated=bool(trainer.mask_truncated_completions),
-        reward_names=tuple(trainer.reward_func_names),
-        num_generations=trainer.num_generations,
-        num_generations_eval=trainer.num_generations_eval,
-        max_completion_length=trainer.max_completion_length,
-        accumulation=int(args.gradient_accumulation_steps),
-        steps_per_generation=int(args.steps_per_generation),
-        rows_per_pass=int(args.per_device_train_batch_size),
-        rows_per_pass_eval=int(args.per_device_eval_batch_size),
-        rank=rank,
-        ranks=ranks,
-        agreement=Agreement(rank, ranks, accelerator.gather),
-        gather=accelerator.gather,
-        sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
-        device=accelerator.device,
-        async_tools=frozenset(
-            getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
-        ),
-        parsing=releases.parsing_of(tokenizer),
-    )
+class RankFacts:
+    """Which rank this is, and how it reaches the others."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.rank: int = accelerator.process_index
+        self.ranks: int = accelerator.num_processes
+        self.agreement = Agreement(self.rank, self.ranks, accelerator.gather)
+        self.gather: Callable[[torch.Tensor], torch.Tensor] = accelerator.gather  # in rank order
+        self.sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = partial(accelerator.reduce, reduction="sum")
+        self.device: torch.device = accelerator.device
+
+
+class RunFacts(RankFacts):
+    """What stays the same from a trainer's construction to its end."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer.accelerator)
+        args = trainer.args
+        self.trainer = type(trainer).__qualname__  # for messages
+        self.tokenizer = trainer._tokenizer
+        self.pad_id = self.tokenizer.pad_token_id
+        self.end_ids = frozenset({*trainer.eos_token_ids, self.pad_id})  # tokens that end a completion
+        self.pad_to_multiple_of: int | None = trainer.pad_to_multiple_of  # the width of TRL's tensors is one
+        self.masks_truncated = bool(trainer.mask_truncated_completions)
+        self.reward_names = tuple(trainer.reward_func_names)
+        self.num_generations: int = trainer.num_generations
+        self.num_generations_eval: int = trainer.num_generations_eval
+        self.max_completion_length: int = trainer.max_completion_length
+        self.accumulation = int(args.gradient_accumulation_steps)  # micro-batches of an optimizer step
+        self.steps_per_generation = int(args.steps_per_generation)  # micro-batches of a generation batch
+        self.rows_per_pass = int(args.per_device_train_batch_size)
+        self.rows_per_pass_eval = int(args.per_device_eval_batch_size)
+        tools = [tool for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)]
+        self.async_tools = frozenset(getattr(tool, "__name__", "") for tool in tools)
+
+    def group_size(self, training: bool) -> int:
+        return self.num_generations if training else self.num_generations_eval
+
+    def rows_at_once(self, training: bool) -> int:
+        return self.rows_per_pass if training else self.rows_per_pass_eval
 
 
 def progress_of(trainer: Any) -> Progress:
-    """Where in its run a trainer is."""
     training = bool(trainer.model.training)
     return Progress(
         training=training,
@@ -95,7 +104,6 @@ def problems_of(dataloader: Any) -> int | None:
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:
-    """The settings that determine a trainer's loss."""
     return LossSettings(
         loss_type=trainer.loss_type,
         beta=trainer.beta,
@@ -114,18 +122,6 @@ def one_update_of(trainer: Any) -> str | None:
     if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
         return None
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-
-
-def logps_of_batches(trainer: Any) -> set[str]:
-    """The log-probabilities in TRL's batches: those of its own passes."""
-    corrected = trainer.use_vllm and trainer.args.vllm_importance_sampling_correction
-    kept = {"old_per_token_logps"} if corrected or one_update_of(trainer) is None else set()
-    return kept | ({"ref_per_token_logps"} if trainer.beta != 0.0 else set())
-
-
-def has_images(dataset: Any) -> bool:
-    """Whether data has one of TRL's columns of images; False of a stream that does not name its columns."""
-    return bool({"image", "images"} & {*(getattr(dataset, "column_names", None) or ())})
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
@@ -183,7 +179,6 @@ class Generated:
 
     @classmethod
     def of(cls, returned: Sequence[Any]) -> Generated:
-        """Read TRL's tuple."""
         prompt_ids, completion_ids, tool_masks, _, sampling_logps, _, images, *_ = returned
         return cls(prompt_ids, completion_ids, tool_masks, sampling_logps, images)
 
@@ -194,5 +189,4 @@ def closes_step(trainer: Any) -> bool:
 
 
 def images_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a batch that belong to images."""
     return {key: batch[key] for key in contract.MULTIMODAL_KEYS if batch.get(key) is not None}

@@ -40,7 +40,7 @@ function appendCards(cards, largest) {
 }
 
 function cardData(step, row, text, unpacked) {
-  const card = { step, row, completion: text.completions[row], extras: text.extras[row], tokens: null, largest: 0 };
+  const card = { step, row, completion: text.completions[row], tokens: null, largest: 0 };
   if (unpacked === null) return card;
   Object.assign(card, unpacked[row]);
   card.tokens = card.token;
@@ -83,11 +83,6 @@ function cardElement(card, largest) {
   };
   more.addEventListener("click", next);
   next();
-  const extras = Object.entries(card.extras);
-  if (extras.length) {
-    const list = extras.flatMap(([name, value]) => [element("dt", { text: visible(name) }), element("dd", { class: "text", dir: "auto", text: visible(value) })]);
-    made.append(element("dl", { class: "extras" }, ...list));
-  }
   return made;
 }
 

@@ -82,7 +82,6 @@ async function start() {
   for (const hidden of document.querySelectorAll(".needs-script")) hidden.hidden = false;
   watchTheme();
   watchKeys();
-  watchTraining();
   if (at("cards")) {
     if (typeof DecompressionStream === "undefined") {
       at("status").textContent = "This browser cannot unpack the completions (it has no DecompressionStream). Use one from 2023 or later.";
@@ -93,7 +92,6 @@ async function start() {
       watchChoices();
       watchFindings();
       await chooseRun(Number(runs[0][0]));
-      await returnToPlace();
     }
   }
   document.documentElement.dataset.ready = "true";
