@@ -515,7 +515,8 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
                 met = [own.steps * seconds[-1] for _, own in pairs if own.met]
                 if dtype == "float32":  # the trainings' precision
                     cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else "-"]
-                    cells += [ratio_text(pairs, plain[-1] / seconds[-1])]
+                    faster = plain[-1] / seconds[-1]
+                    cells += [ratio_text(pairs, faster) if arm == "parts" else f"{faster:.2f}"]
                 else:
                     cells += ["", ""]
                 rows.append(cells)
