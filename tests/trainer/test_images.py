@@ -91,6 +91,27 @@ def test_compact_updates(tmp_path: Path, name: str, settings: dict[str, Any], ca
             assert relative_gap(own, of_trl) < 1e-4
 
 
+def test_compact_updates_with_images_of_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Completions that have images keep TRL's widths, and the same gradient."""
+    token = saved("llava")[1].tokenizer.convert_tokens_to_ids("<image>")
+
+    def returned(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rollout = scripted(prompts, trainer)
+        pairs = [*zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True)]
+        prompt_ids = [[one for one in prompt if one != token] for prompt, _ in pairs]
+        completion_ids = [[*ids[:1], *(one for one in prompt if one == token), *ids[1:]] for prompt, ids in pairs]
+        logprobs = [[-1.0] * len(ids) for ids in completion_ids]
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
+
+    settings: dict[str, Any] = {"reward_funcs": "flat_for_some", "rollout_func": returned}
+    theirs = pictured("llava", tmp_path / "trl", GRPOTrainer, **settings)
+    with caplog.at_level(logging.INFO, logger=PACKED):
+        ours = pictured("llava", tmp_path / "ours", **COMPACT, **settings)
+    assert "completions have images of their own" in caplog.text
+    for own, of_trl in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(own, of_trl) < 1e-4
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.slow
 def test_resample(tmp_path: Path, name: str) -> None:

@@ -78,7 +78,7 @@ class CompactUpdates:
         return self._planned
 
     def _tables(self, micro_batches: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.int64], Exact]:
-        """Of all ranks `(R, N, 7)`: two lengths, kind, group, two widths, images of tools of each row; what is exact."""
+        """Of all ranks `(R, N, 7)`: rows with two lengths, kind, group, two widths, images of tools; what is exact."""
         packing, rank = self.packing, self.facts.rank
         table_B_3 = torch.cat([row_lengths_and_kinds(batch) for batch in micro_batches])
         keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
