@@ -179,3 +179,20 @@ def test_a_part_of_the_measurement(tmp_path: Path, capsys: pytest.CaptureFixture
     healthy, planted = ["plain_1", "leave_one_out"], ["gamed", "hot", "server", "runaway"]
     measured.main(["--output", str(tmp_path), "--only", *healthy, *planted])
     assert "2 of 2 healthy trainings are quiet, 4 of 4 planted faults are found" in capsys.readouterr().out
+
+
+def test_idle_parts() -> None:
+    parts: dict[str, Any] = {
+        "parts/r/wrong/mean": 0.0,
+        "parts/r/wrong/present": 1.0,
+        "parts/r/right/mean": 1.0,
+        "parts/r/gone/mean": 0.0,
+        "parts/r/gone/present": 0.0,
+        "parts/r/healthy/mean": after(5, 0.0, 0.4),
+    }
+    found = [one for one in findings(RunFacts(history(**parts), {"watched"})) if one.name.startswith("part")]
+    assert [(one.name, one.sentence) for one in found] == [
+        ("part_missing", "no completion has r/gone"),
+        ("part_never_right", "no completion scores in r/wrong"),
+        ("part_always_right", "every completion scores 1 in r/right"),
+    ]

@@ -32,6 +32,12 @@ SIGMAS = 4.0
 """Standard errors by which a change must exceed noise."""
 LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
+_PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
+_IDLE = {
+    "part_missing": "no completion has",
+    "part_never_right": "no completion scores in",
+    "part_always_right": "every completion scores 1 in",
+}
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
 
@@ -270,6 +276,33 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         yield Finding("failing_reward", total.steps[first], total.steps[-1], sentence)
 
 
+def idle_parts(run: RunFacts) -> Iterator[Finding]:
+    """A part whose score is 0, or 1, or that is nowhere, in all completions."""
+    idle: dict[str, list[tuple[str, Curve, int]]] = {
+        "part_missing": [],
+        "part_never_right": [],
+        "part_always_right": [],
+    }
+    for key in run.keys:
+        if (found := _PART.fullmatch(key)) is None or len(curve := run.curve(key)) < SHORTEST_RUN:
+            continue
+        kinds = {"part_missing": curve.means <= 0}
+        if found[2] == "mean":
+            kinds = {"part_never_right": curve.means == 0, "part_always_right": curve.means == 1}
+        for kind, holds in kinds.items():
+            if (first := curve.since(holds, share=0.5)) is not None:
+                idle[kind].append((printable_name(found[1]), curve, first))
+    missing = {name for name, *_ in idle["part_missing"]}
+    for kind, parts in idle.items():
+        if kind != "part_missing":
+            parts = [one for one in parts if one[0] not in missing]
+        if parts:
+            _, curve, first = parts[0]
+            more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+            sentence = f"{_IDLE[kind]} {', '.join(name for name, *_ in parts[:3])}{more}"
+            yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
+
+
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     reward_against_metric,
     reward_fell,
@@ -278,6 +311,7 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     entropy_gone,
     constant_reward,
     failing_reward,
+    idle_parts,
 )
 
 
