@@ -1,18 +1,20 @@
 """Vision-language models in every part of the trainer: four that hold images in different ways."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
+from tokenizers import decoders
 from trl import GRPOTrainer
 
 from tests import tiny_vision
 from tests.support import relative_gap
 from tests.trainer.launch import on_two_ranks
-from tests.trainer.support import gradients_of, pictured, saved
+from tests.trainer.support import flat_for_some, gradients_of, pictured, saved, scripted
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.run_files import read_columns
@@ -65,14 +67,16 @@ def test_nothing_selected(tmp_path: Path, name: str) -> None:
     ("name", "settings"),
     [
         ("llava", {}),
-        ("qwen2_5_vl", {**SAMPLED, "several": True}),
+        ("llava", {**SAMPLED, "several": True, "same_text": True}),
+        ("qwen2_5_vl", {"several": True}),
+        ("qwen2_5_vl", {**SAMPLED, "same_text": True}),
         ("idefics3", {**SAMPLED, "several": True}),
         ("gemma3", {"several": True}),
     ],
 )
 @pytest.mark.slow
 def test_compact_updates(tmp_path: Path, name: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Rows without signal and their images are left out, and rows are trimmed."""
+    """Rows without signal and their images are left out; prompts with the same images run once."""
     settings = {"reward_funcs": "flat_for_some", **settings}
     theirs = pictured(name, tmp_path / "trl", GRPOTrainer, **settings)
     for share in (False, True):
@@ -80,11 +84,32 @@ def test_compact_updates(tmp_path: Path, name: str, settings: dict[str, Any], ca
         with caplog.at_level(logging.INFO, logger=PACKED):
             ours = pictured(name, tmp_path / f"{share}", compact_updates="exact", share_prompts=share, **settings)
         said = " ".join(record.getMessage() for record in caplog.records if record.name == PACKED)
-        assert said.endswith("rows have images.")
+        assert ("both directions" in said) == bool(said) == (name == "gemma3")
         assert ours.logs[0]["compact/rows_dropped"] >= (0 if "beta" in settings else 0.5)
-        assert ours.logs[0]["compact/computed_to_live"] < 1.1
+        assert ours.logs[0]["compact/computed_to_live"] < (0.6 if share and not said else 1.1)
         for own, of_trl in zip(ours.gradients, theirs.gradients, strict=True):
             assert relative_gap(own, of_trl) < 1e-4
+
+
+def test_compact_updates_with_images_of_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Completions that have images keep TRL's widths, and the same gradient."""
+    token = saved("llava")[1].tokenizer.convert_tokens_to_ids("<image>")
+
+    def returned(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        rollout = scripted(prompts, trainer)
+        pairs = [*zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True)]
+        prompt_ids = [[one for one in prompt if one != token] for prompt, _ in pairs]
+        completion_ids = [[*ids[:1], *(one for one in prompt if one == token), *ids[1:]] for prompt, ids in pairs]
+        logprobs = [[-1.0] * len(ids) for ids in completion_ids]
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
+
+    settings: dict[str, Any] = {"reward_funcs": "flat_for_some", "rollout_func": returned}
+    theirs = pictured("llava", tmp_path / "trl", GRPOTrainer, **settings)
+    with caplog.at_level(logging.INFO, logger=PACKED):
+        ours = pictured("llava", tmp_path / "ours", **COMPACT, **settings)
+    assert "completions have images of their own" in caplog.text
+    for own, of_trl in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(own, of_trl) < 1e-4
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -169,3 +194,109 @@ def test_two_ranks(tmp_path: Path) -> None:
 def test_shaper_without_logps(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
         pictured("llava", tmp_path, advantage_hooks=[HOOKS[0]], beta=0.1, max_steps=1)
+
+
+def test_prompt_sampler(tmp_path: Path) -> None:
+    """A sampler draws pictured prompts; each row keeps the picture of its prompt, in compact updates too."""
+    seen: list[tuple[int, bytes]] = []
+
+    def reward(completion_ids: list[list[int]], answer: list[int], image: list[Any], **columns: Any) -> list[float]:
+        seen.extend((number, picture.tobytes()) for number, picture in zip(answer, image, strict=True))
+        return flat_for_some(completion_ids, answer)
+
+    drawn = tiny_vision.pictures(12)
+    settings: dict[str, Any] = {"reward_funcs": reward, "prompt_sampler": "difficulty_pool", "prompt_count": 12}
+    runs = [
+        pictured("llava", tmp_path / what, **settings, **more, max_steps=4)
+        for what, more in (("dealt", {}), ("compact", COMPACT))
+    ]
+    assert len(seen) == 2 * 4 * 16
+    assert all(picture == drawn[number]["image"].tobytes() for number, picture in seen)
+    assert seen[:64] == seen[64:]
+    assert len({number for number, _ in seen}) > 4
+    for mine, others in zip(*(run.gradients for run in runs), strict=True):
+        assert relative_gap(mine, others) < 1e-4
+    assert all("compact/rows_dropped" in log for log in runs[1].logs[:4])
+
+
+# ------------------------------------------------------------------------ rewards in the forms of public code
+
+
+def overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Intersection over union of two boxes of x, y, x, y."""
+    width, height = (max(0.0, min(box[i + 2], other[i + 2]) - max(box[i], other[i])) for i in (0, 1))
+    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
+    return width * height / (sum(areas) - width * height)
+
+
+def box_reward(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
+    """Detection: the box in the answer against the one in the data set's text, 0 where there is none."""
+    rewards = []
+    for completion, right in zip(completions, solution, strict=True):
+        found = re.search(r"(\d+) (\d+) (\d+) (\d+)", completion[0]["content"])
+        wanted = [float(number) for number in re.findall(r"\d+", right)]
+        rewards.append(overlap(tuple(map(float, found.groups())), tuple(wanted)) if found else 0.0)
+    return rewards
+
+
+def count_reward(prompts: list[Any], completions: list[Any], image: list[Any], **kwargs: Any) -> list[float]:
+    """Counting: the number in the answer against what is counted in the picture itself."""
+    said = [re.search(r"\d+", completion[-1]["content"]) for completion in completions]
+    counted = [len(picture.getcolors()) for picture in image]
+    return [1.0 if one and int(one[0]) == number else 0.0 for one, number in zip(said, counted, strict=True)]
+
+
+class LabelReward:
+    """Classification: the class in the answer, by the place in a list of names, with a state of its own."""
+
+    __name__ = "label"
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __call__(self, completions: list[Any], label: list[int], **kwargs: Any) -> list[float | None]:
+        contents = [completion[0]["content"] for completion in completions]
+        return [float(self.names[right] in text) for text, right in zip(contents, label, strict=True)]
+
+
+def test_rewards_of_public_code(tmp_path: Path) -> None:
+    """Boxes, counts and classes are scored by the columns beside the picture, as TRL's own trainer scores them."""
+    processor = tiny_vision.MAKERS["llava"]()[1]
+    processor.tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # texts without spaces between the characters
+    texts = ["2 2 6 6", "0 0 4 4", "8 cat", "16 dog"]
+    shown: list[Any] = []
+
+    def spoken(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        said = [texts[row % len(texts)] for row in range(len(prompts))]
+        rollout = scripted(prompts, trainer)
+        ids = [processor.tokenizer(text)["input_ids"] for text in said]
+        return {**rollout, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+
+    def scores(completions: list[Any], solution: list[str], image: list[Any], **kwargs: Any) -> list[float]:
+        shown.extend(zip((one[0]["content"] for one in completions), solution, image, strict=True))
+        return [0.0] * len(completions)
+
+    rows = tiny_vision.pictures(4).map(
+        lambda row: {"solution": f"[{row['answer']}, 0, 4, 4]", "label": row["answer"] % 2}, remove_columns=["answer"]
+    )
+    rewards = [box_reward, count_reward, LabelReward(("cat", "dog")), scores]
+    runs = [
+        pictured(
+            "llava",
+            tmp_path / trainer.__name__,
+            trainer,
+            processor=processor,
+            reward_funcs=rewards,
+            rollout_func=spoken,
+            train_dataset=rows,
+            max_steps=1,
+        )
+        for trainer in (GRPOTrainer, GRPOExtTrainer)
+    ]
+    assert runs[0].logs == runs[1].logs
+    by_hand = {"2 2 6 6": [4 / 28, 4 / 24, 4 / 20, 2 / 18], "0 0 4 4": [1.0, 12 / 16, 8 / 16, 4 / 16]}
+    boxes = [by_hand.get(text, [0.0] * 4)[int(right[1])] for text, right, _ in shown[:16]]
+    assert runs[1].logs[0]["rewards/box_reward/mean"] == pytest.approx(sum(boxes) / 16)
+    counts = [float(int(text.split()[0]) == len(picture.getcolors())) for text, _, picture in shown[:16]]
+    assert runs[1].logs[0]["rewards/count_reward/mean"] == pytest.approx(sum(counts) / 16)
+    assert runs[1].logs[0]["rewards/label/mean"] == pytest.approx(0.25)

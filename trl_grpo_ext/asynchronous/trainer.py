@@ -1,13 +1,9 @@
-"""`AsyncGRPOExtTrainer`: the overrides of TRL's `AsyncGRPOTrainer`, none of them a copy.
-
-In the process that samples, `ScoringLoop` scores a group and runs the rollout hooks and the filter. What it knows of a
-completion, a `Row`, travels with TRL's sample. In the training process `Steps` weighs the rows of an optimizer step and
-computes the loss. TRL lists its terms, `M` of them; plugins see `(B, T)`: `B` samples, `T` completion tokens.
-"""
+"""Plugins in TRL's `AsyncGRPOTrainer`: in the process that samples, `ScoringLoop` scores groups and runs the rollout
+hooks and the filter. What it knows of a completion, a `Row`, travels with TRL's sample. In the training process `Steps`
+weighs an optimizer step's rows and computes the loss. TRL lists `M` terms; plugins see `(B, T)`."""
 
 import asyncio
 import itertools
-import math
 import pickle
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -45,7 +41,6 @@ SETTINGS = ("plugin_changes", "reward_timeout", "token_records")
 THERE = {"advantages", "entropies", "offsets", "old_logps", "sampling_logps", "several_updates"}  # of what plugins need
 MOST_DROPPED = 1000  # groups in a row: a run of which the filter leaves nothing would wait for ever
 ROWS = "trl_grpo_ext_rows"  # the entry of a micro-batch with a rank's rows, as bytes; later what losses read of them
-
 ALONE = torch.nn.Identity()  # the gather of a process that has all rows
 OF_GROUP = ("rewards_B", "raw_rewards_B", "group_baselines_B", "uninformative_B")  # known where the whole group is
 
@@ -55,13 +50,8 @@ _Next: type = AsyncGRPOTrainer if TYPE_CHECKING else object
 class AsyncGRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `AsyncGRPOTrainer`; put it first among the bases. Experimental.
 
-    Takes `AsyncGRPOTrainer`'s arguments and those of `SETTINGS` and `PLUGINS`, as in `GRPOExtConfig`, `rewards` too.
-    `group_filter` is a selection or a filter; `reward_timeout` counts for one group.
-
-    Raises:
-        UpstreamError: The installed TRL is not one that this was tested with.
-        ConfigurationError: A plugin cannot act here.
-        PluginError: A selected plugin does not load.
+    Takes its arguments, `rewards`, `SETTINGS` and `PLUGINS` as in `GRPOExtConfig`, and a `group_filter`. The
+    `reward_timeout` counts for one group. What cannot act here, or a TRL that was not tested, is an error.
     """
 
     _trl_grpo_ext: Any
@@ -84,41 +74,34 @@ class AsyncGRPOExtMixin(_Next):
         self.reward_funcs = chosen.functions
         self.reward_func_names = unique_names([flow.plugin_label(function) for function in chosen.functions])
         self.reward_weights = torch.tensor(chosen.weights)
-        self.advantage_hooks = plugins.hooks
-        self.loss_aggregation = plugins.aggregation
-        self.group_filter = plugins.group_filter
-        self.token_losses = plugins.token_losses
+        shown = {"advantage_hooks": plugins.hooks, "loss_aggregation": plugins.aggregation}
+        vars(self).update(shown, group_filter=plugins.group_filter, token_losses=plugins.token_losses)
         self.add_callback(LiveLog())
         self._trl_grpo_ext = Steps(self, plugins)
         self.plugin_manifest = self._trl_grpo_ext.records.manifest
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
-        """Train as TRL does, after comparing the plugins with those of the checkpoint to resume from."""
         self._trl_grpo_ext.records.begin(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *arguments, **keywords)
 
     def get_train_dataloader(self) -> Any:
-        """Let the rows travel with TRL's micro-batches."""
         loader = super().get_train_dataloader()
         if self._trl_grpo_ext.plugins.read_rollouts:
             upstream.extend_collator(loader, ROWS)
         return loader
 
     def get_batch_samples(self, *arguments: Any, **keywords: Any) -> Any:
-        """Weigh and record the optimizer step whose micro-batches these are."""
         micro_batches, items = super().get_batch_samples(*arguments, **keywords)
         if micro_batches and ROWS in micro_batches[0]:
             self._trl_grpo_ext.prepare(micro_batches)
         return micro_batches, items
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Compute TRL's loss, with what the plugins make of it."""
         if ROWS not in inputs:
             return super().compute_loss(model, inputs, *arguments, **keywords)
         return self._trl_grpo_ext.compute_loss(super().compute_loss, model, inputs, *arguments, **keywords)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Log as TRL does, and write the token records beside it."""
         self._trl_grpo_ext.records.before_log()
         super().log(logs, *arguments, **keywords)
 
@@ -137,9 +120,8 @@ def refuse(plugins: SelectedPlugins) -> None:
     for plugin in plugins.needing_logps:
         declared: Any = Declaration.of(plugin)
         role = role_of(plugin) if plugin in plugins.hooks else None
-        teachers = [f"the teacher {name}" for name in getattr(declared, "teachers", ())]
-        lacking = [need for need in (*declared.needs, *teachers) if need not in THERE]
-        problems = [f"needs {need}, which TRL does not compute here" for need in lacking]
+        needs = (*declared.needs, *(f"the teacher {name}" for name in getattr(declared, "teachers", ())))
+        problems = [f"needs {need}, which TRL does not compute here" for need in needs if need not in THERE]
         if has_state(plugin):
             problems.append("has a state, which no checkpoint would keep")
         if role not in (None, "forward") and not getattr(declared, "independent", False):
@@ -168,10 +150,7 @@ class Row(float):
 def rollout_of(
     rows: Sequence[Row], counts: Any, gather: Any, weights: Sequence[float], tokenizer: Any, end_ids: Any, step: int
 ) -> Rollout:
-    """The context of these rows, as if they were one group and all ranks had them.
-
-    The weights are those of the first rewards; environments and shapers follow, with 1.
-    """
+    """The context of rows as if they were one group. The weights are the first rewards'; the others' are 1."""
     samples = [row.sample for row in rows]
     starts = [int(sample.completion_mask.argmax()) for sample in samples]  # the prompt stands before
     ids, masks, logps = (
@@ -212,8 +191,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
         super().__init__(**keywords)
         self.reward_func_names: list[str] = unique_names(self.reward_func_names)
         self._functions = self.reward_funcs
-        self._plugins, self._weights = plugins, weights
-        self._updates = updates  # optimizer steps of a model version
+        self._plugins, self._weights, self._updates = plugins, weights, updates  # optimizer steps of a model version
         self._dropped: dict[int, str] = {}  # groups since the last one that was kept, and why
 
     async def _score_group(self, group: Any) -> list[Any]:
@@ -233,7 +211,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
                 )
             for name, scores in scored.items():
                 for sample, score in zip(samples, scores, strict=True):
-                    sample.metrics[f"rewards/{name}"] = math.nan if score is None else float(score)
+                    sample.metrics[f"rewards/{name}"] = float("nan") if score is None else float(score)
         if self._plugins.read_rollouts:
             for place, sample in enumerate(samples):
                 row = sample.advantage = Row(sample.advantage)
@@ -295,21 +273,13 @@ class Steps:
 
     def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
         self._trainer, self.plugins = trainer, plugins
-        facts: Any = reading.RankFacts(trainer.accelerator)
+        facts: Any = reading.UnevenRanks(trainer.accelerator)
         facts.accumulation = facts.steps_per_generation = 1  # what weights span here is one optimizer step
-        facts.gather = self.gather
-        self._facts, self._agreement = facts, facts.agreement
+        self._facts, self._agreement, self._gather = facts, facts.agreement, facts.gather
         self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
         self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
         self.records = RecordStage(trainer, facts, plugins, evaluates=False)
-
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """All ranks' rows, of which each may have another number."""
-        counts = self._agreement.gather(torch.tensor([len(values)], device=values.device)).tolist()
-        missing = values.new_zeros(max(counts) - len(values), *values.shape[1:])
-        both = torch.split(self._agreement.gather(torch.cat([values, missing])), max(counts))
-        return torch.cat([rows[:count] for rows, count in zip(both, counts, strict=True)])
 
     def prepare(self, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Weigh and record an optimizer step, whose micro-batches are all here."""
@@ -318,25 +288,24 @@ class Steps:
         dealt = [pickle.loads(inputs[ROWS].cpu().numpy().tobytes()) for inputs in micro_batches]  # of this run's making
         rows: list[Row] = [row for here in dealt for row in here]
         with self._agreement.section(), self._facts.device:
-            facts = [[row.sample.group_id, int(row.sample.completion_mask.sum()), rank] for row in rows]
-            facts_N_C = self.gather(torch.tensor(facts))
+            own = [[row.sample.group_id, int(row.sample.completion_mask.sum()), rank] for row in rows]
+            facts_N_C = self._gather(torch.tensor(own))
             _, groups_N = torch.unique(facts_N_C[:, 0], return_inverse=True)
             sequences, tokens = len(groups_N), int(facts_N_C[:, 1].sum())
             counts: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "micro_batches": len(micro_batches)}
             counts |= {"prompts": int(groups_N.max()) + 1, "processes": self._facts.ranks, "step": StepTotals(**counts)}
             counts["max_completion_length"] = trl.args.max_completion_length
-            known: dict[str, Any] = {
-                name: torch.tensor([row.of_group[name] for row in rows]) for name in rows[0].of_group
-            }
+            of_group = rows[0].of_group
+            known: Any = {name: torch.tensor([row.of_group[name] for row in rows]) for name in of_group}
             zero_variance_B = known.pop("zero_variance")
             stages = {name: rollouts.padded([row.stages[name] for row in rows]) for name in rows[0].stages}
             signs = [row.allowed_signs for row in rows if row.allowed_signs is not None]
             first = int((facts_N_C[:, 2] < rank).sum())
             local = slice(first, first + len(rows))
             known |= {"num_generations": trl.args.num_generations, "group_ids_B": groups_N[local], "local_rows": local}
-            known["advantages_B_T"] = [*stages.values()][-1]
+            known["advantages_B_T"] = stages[[*stages][-1]]
             of_run = trl.reward_weights.tolist(), trl.processing_class, trl.eos_token_ids, trl.state.global_step
-            rollout = replace(rollout_of(rows, counts, self.gather, *of_run), **known)
+            rollout = replace(rollout_of(rows, counts, self._gather, *of_run), **known)
             entries: dict[str, Any] = {
                 "advantages": rollout.advantages_B_T,
                 "completion_ids": rollout.completion_ids_B_T,
@@ -377,7 +346,7 @@ class Steps:
             outputs = model(**given)
             logps_B_T = spread(outputs.log_probs.flatten()[index_M].float())
             entropies_B_T = spread(outputs.entropy.flatten()[index_M].detach().float())
-            context = forward.context(logps_B_T, entropies_B_T, progress, self.gather)
+            context = forward.context(logps_B_T, entropies_B_T, progress, self._gather)
             with self._agreement.section():
                 before, signs_B_T = forward.inputs["advantages"], forward.inputs.get(BatchKeys.allowed_signs)
                 after_B_T, changes = self.plugins.chain.on_forward(before, context, signs_B_T)

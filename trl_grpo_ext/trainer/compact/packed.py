@@ -6,9 +6,10 @@ positions that tokens have in rows of their own, and attention runs block by blo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...errors import UpstreamError
 from ..facts import LossSettings
+from ..upstream.images import NO_IMAGES, Images
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,8 @@ class PackedRows:
     predictors_K: torch.Tensor  # places in the packed row of the tokens that predict
     scored_K: torch.Tensor  # the tokens that they predict
     target_K: torch.Tensor  # where these belong in `(B, T)`
+    source_L: torch.Tensor  # where the tokens stood in `(B, P + T)`
+    prompted: Sequence[int]  # the rows whose prompts run, in order
 
     @classmethod
     def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, groups: Groups) -> PackedRows | None:
@@ -165,14 +169,17 @@ class PackedRows:
         def tensor(numbers: Integers) -> torch.Tensor:
             return torch.from_numpy(numbers).to(ids.device)
 
-        flat, targets = ids.reshape(-1), np.concatenate(target)
+        flat, source_L = ids.reshape(-1), tensor(np.concatenate(source))
+        targets = np.concatenate(target)
         return cls(
-            ids_1_L=flat[tensor(np.concatenate(source))].unsqueeze(0),
+            ids_1_L=flat[source_L].unsqueeze(0),
             positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
             mask=PackedMask.of(blocks, end, ids.device),
             predictors_K=tensor(np.concatenate(predictors)),
             scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
             target_K=tensor(targets),
+            source_L=source_L,
+            prompted=[rows[0] for rows in together(lengths, groups)],
         )
 
     def back(self, values_1_K: torch.Tensor, rows: int, keep: int) -> torch.Tensor:
@@ -225,6 +232,20 @@ def image_token_of(model: Any) -> int | None:
     return getattr(model.config, "image_token_id", None)
 
 
+def in_completions(completion_ids: torch.Tensor, image_token: int | None, images: Images) -> bool:
+    """Whether images stand in completions, as tools return them."""
+    return bool(images) and image_token is not None and bool((completion_ids == image_token).any())
+
+
+def _positions_in_images(backbone: Any, given: Mapping[str, Any], source_L: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The positions of a packed row where a model has three for each token, by its place in an image."""
+    if "image_grid_thw" not in given or not hasattr(backbone, "get_rope_index"):
+        return {}
+    takes = inspect.signature(backbone.get_rope_index).parameters
+    positions_3_B_W = backbone.get_rope_index(**{name: given[name] for name in given if name in takes})[0]
+    return {"position_ids": positions_3_B_W.flatten(1)[:, source_L].unsqueeze(1)}
+
+
 def window_of(config: Any) -> int | None:
     """Tokens of the sliding window of a model's attention, if any of its layers has one."""
     text = config.get_text_config()
@@ -234,7 +255,9 @@ def window_of(config: Any) -> int | None:
 
 def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, overridden: bool) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
-    reason = None
+    reason, takes = None, inspect.signature(type(backbone_of(model)).forward).parameters
+    if image_token_of(model) is not None and "token_type_ids" in takes:
+        reason = "the tokens of an image see each other in both directions (token_type_ids)"
     if loss.auxiliary_loss:
         reason = "the router's auxiliary loss is computed over separate rows"
     if loss.top_entropy_quantile < 1.0:
@@ -276,7 +299,9 @@ class Packing:
             return False
         return True
 
-    def measured(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
+    def measured(
+        self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES
+    ) -> tuple[Lengths, Groups] | None:
         """Lengths of a pass's rows, and their groups; None if they are not packed."""
         start = ids.size(1) - keep
         prompts, completions = mask[:, :start], mask[:, start:]
@@ -284,7 +309,7 @@ class Packing:
         columns = torch.arange(ids.size(1), device=ids.device)
         first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
         tidy = (((columns >= first) & (columns < last)) == (mask != 0)).all() & (lengths_B_2[:, 0] > 0).all()
-        groups_B_1 = self.groups(ids[:, :start], prompts)
+        groups_B_1 = self.groups(ids[:, :start], prompts, images)
         table_B_4 = torch.cat([lengths_B_2, groups_B_1, tidy.expand(len(ids), 1)], dim=1)
         table = table_B_4.cpu().numpy()
         if not table[:, 3].all():
@@ -292,16 +317,20 @@ class Packing:
             return None
         return (table[:, :2], table[:, 2]) if self.fits(table[:, :2]) else None
 
-    def groups(self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> torch.Tensor:
-        """`(B, 1)`, a number for each row; rows of the same prompt have the same if prompts are shared."""
+    def groups(self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, images: Images = NO_IMAGES) -> torch.Tensor:
+        """`(B, 1)`, a number for each row; rows of the same prompt and images have the same if prompts are shared."""
         if not self.share:
             return torch.arange(len(prompt_ids), device=prompt_ids.device).unsqueeze(1)
         without_padding = torch.where(prompt_mask != 0, prompt_ids, -1)
         groups_B: torch.Tensor = torch.unique(without_padding, dim=0, return_inverse=True)[1]
+        if images:
+            texts = groups_B.tolist()
+            for row, text in enumerate(texts):  # the first row with the same text and images
+                groups_B[row] = next(one for one in range(row + 1) if texts[one] == text and images.same(one, row))
         return groups_B.unsqueeze(1)
 
-    def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> PackedRows | None:
-        found = self.measured(ids, mask, keep)
+    def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES) -> PackedRows | None:
+        found = self.measured(ids, mask, keep, images)
         return None if found is None else PackedRows.of(ids, keep, *found)
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
@@ -309,6 +338,9 @@ class Packing:
         predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
         scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
         row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
+        if images := Images.of(given):
+            row |= images.packed(packed.prompted, packed.source_L)
+            row |= _positions_in_images(backbone, given, packed.source_L)
 
         def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
             return arguments, {**keywords, **row}

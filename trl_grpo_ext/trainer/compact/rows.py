@@ -107,7 +107,7 @@ def logps_by_length(
     start = ids.size(1) - keep
     seen = images.Images.of(given)
     without_images = {name: value for name, value in given.items() if name not in contract.MULTIMODAL_KEYS}
-    found = None if packing is None else packing.measured(ids, mask, keep)
+    found = None if packing is None else packing.measured(ids, mask, keep, seen)
     lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
     results: dict[int, torch.Tensor] = {}
@@ -119,7 +119,7 @@ def logps_by_length(
         own = seen.at(rows.tolist()).between(columns)
         some = {**without_images, **own.entries(ids.device), "batch_size": len(rows)}
         some |= {"input_ids": ids[rows, columns], "attention_mask": mask[rows, columns], "logits_to_keep": width}
-        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width)
+        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width, own)
         output = method(**some) if packing is None or packed is None else packing.logps(method, some, packed)
         for number, values in enumerate(output[:2]):
             if values is not None:

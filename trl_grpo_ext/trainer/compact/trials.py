@@ -246,6 +246,7 @@ class _Trial:
         if packed is None:  # this rank runs a pass all the same
             return self._values(rows)
         given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
+        given |= rows.images.entries(rows.ids.device)
         values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
         return values
 

@@ -23,7 +23,7 @@ from ..selected import SelectedPlugins
 from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
 from ..upstream.reading import RunFacts
-from .packed import Lengths, Packing, image_token_of, packing_of
+from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
 from .trials import NOTHING, Exact, Policy, Rows, Span, Trials
@@ -78,7 +78,7 @@ class CompactUpdates:
         return self._planned
 
     def _tables(self, micro_batches: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.int64], Exact]:
-        """Of all ranks `(R, N, 7)`: each row's two lengths, kind, group, two widths, images; and what is exact."""
+        """Of all ranks `(R, N, 7)`: rows with two lengths, kind, group, two widths, images of tools; what is exact."""
         packing, rank = self.packing, self.facts.rank
         table_B_3 = torch.cat([row_lengths_and_kinds(batch) for batch in micro_batches])
         keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
@@ -87,17 +87,16 @@ class CompactUpdates:
         seen = Images.of(joined)
         groups_B_1 = torch.arange(len(table_B_3), device=table_B_3.device).unsqueeze(1)
         if packing is not None:
-            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"])
-        images_inside = bool(seen) and bool((joined["completion_ids"] == (self._image_token or -1)).any())
-        widths = [joined["prompt_ids"].size(1), joined["completion_ids"].size(1), int(bool(seen)) + int(images_inside)]
+            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"], seen)
+        inside = in_completions(joined["completion_ids"], self._image_token, seen)
+        widths = [joined["prompt_ids"].size(1), joined["completion_ids"].size(1), int(inside)]
         widths_B_3 = table_B_3.new_tensor([widths]).expand(len(table_B_3), 3)
         table_B_7 = torch.cat([table_B_3, groups_B_1, widths_B_3], dim=1)
         tables_R_N_7 = self.facts.gather(table_B_7).cpu().numpy().reshape(self.facts.ranks, -1, 7)
         fits = packing is not None and packing.fits(tables_R_N_7[..., :2].reshape(-1, 2))
-        if (pictured := tables_R_N_7[..., 6].max()) and packing is not None:
-            packing.say_once("rows have images")
-            fits = False
-        if pictured > 1:  # those of tools, beyond what a prompt's width says
+        if tables_R_N_7[..., 6].any():
+            if packing is not None:
+                packing.say_once("completions have images of their own, as tools return them")
             return tables_R_N_7, NOTHING
         own, spans = tables_R_N_7[rank], [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
         rows = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
@@ -173,7 +172,8 @@ class CompactUpdates:
         ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
         rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
         chunk = given.get("batch_size") or rows
-        packing = packing if exact.packed and not Images.of(given) else None
+        seen = Images.of(given)
+        packing = packing if exact.packed and not in_completions(ids[:, start:], self._image_token, seen) else None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
@@ -183,7 +183,7 @@ class CompactUpdates:
                 return logps_by_length(method, given, chunk, widths, packing)
         packed = None
         if packing is not None and rows <= chunk:
-            packed = packing.pack(ids, mask, keep)
+            packed = packing.pack(ids, mask, keep, seen)
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
         return packing.logps(method, given, packed)

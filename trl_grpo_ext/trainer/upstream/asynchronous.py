@@ -31,21 +31,16 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
     },
     async_rollout_worker._AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
 }
-"""Methods that we wrap or call, with their leading parameters."""
-
 ATTRIBUTES = ("_last_groups_trained", "_metrics", "_trained_groups", "rollout_queue", "rollout_worker", "vllm_client")
 WORKER_ATTRIBUTES = ("_loop_cls", "_loop_kwargs", "_process")
-"""Attributes of a constructed trainer and of TRL's worker that we read or set."""
 
 
 def check() -> None:
     """Refuse a TRL whose asynchronous trainer was not tested, or differs from what the tables say."""
     installed = version("trl")
     if Version(installed).release[:2] != Version(TESTED).release:
-        raise UpstreamError(
-            f"trl {installed} is installed; AsyncGRPOExtTrainer works with {TESTED}.x alone, since TRL's asynchronous "
-            f"trainer changes with every release. Run: pip install 'trl=={TESTED}.*'"
-        )
+        run = f"Run: pip install 'trl=={TESTED}.*'"
+        raise UpstreamError(f"trl {installed} is installed; AsyncGRPOExtTrainer works with {TESTED}.x alone. {run}")
     for owner, methods in METHODS.items():
         contract.check_class(owner, methods)
 

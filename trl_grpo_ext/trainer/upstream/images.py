@@ -50,6 +50,11 @@ class Images:
     def between(self, columns: slice) -> Images:
         return self.with_types(lambda types: types[:, columns])
 
+    def same(self, one: int, other: int) -> bool:
+        """Whether two rows have the same images."""
+        pairs = [(parts[one], parts[other]) for parts in self.parts.values()]
+        return all(torch.equal(*pair) if torch.is_tensor(pair[0]) else pair[0] == pair[1] for pair in pairs)
+
     def entries(self, device: torch.device) -> dict[str, Any]:
         """The opposite of `of`; where no row has an image, none of the tensors is left."""
         entries: dict[str, Any] = {key: [count or 0 for count in self.parts[key]] for key in COUNTS & self.parts.keys()}
@@ -57,6 +62,15 @@ class Images:
             if tensors := [part for part in self.parts[key] if part is not None and len(part)]:
                 entries[key] = torch.cat(_of_one_shape(tensors)).to(device)
         return {**entries, **self.types}
+
+    def packed(self, rows: Sequence[int], source_L: torch.Tensor) -> dict[str, Any]:
+        """What a model takes of these rows where their tokens stand in one; `source_L` are places in `(B * W,)`."""
+        entries = Images(self.at(rows).parts, {}).entries(source_L.device)
+        if "pixel_attention_mask" in entries and "spatial_shapes" not in entries:
+            for key in ("pixel_values", "pixel_attention_mask"):
+                entries[key] = entries[key].flatten(0, 1).unsqueeze(0)
+        entries |= {key: types.reshape(1, -1)[:, source_L] for key, types in self.types.items()}
+        return {key: value for key, value in entries.items() if key not in COUNTS}
 
 
 NO_IMAGES = Images({}, {})

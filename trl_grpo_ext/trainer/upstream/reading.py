@@ -32,6 +32,20 @@ class RankFacts:
         self.device: torch.device = accelerator.device
 
 
+class UnevenRanks(RankFacts):
+    """Ranks of which each may have another number of rows."""
+
+    def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator)
+        self.gather = self._gather_uneven
+
+    def _gather_uneven(self, values: torch.Tensor) -> torch.Tensor:
+        counts = self.agreement.gather(torch.tensor([len(values)], device=values.device)).tolist()
+        missing = values.new_zeros(max(counts) - len(values), *values.shape[1:])
+        both = torch.split(self.agreement.gather(torch.cat([values, missing])), max(counts))
+        return torch.cat([rows[:count] for rows, count in zip(both, counts, strict=True)])
+
+
 class RunFacts(RankFacts):
     """What stays the same from a trainer's construction to its end."""
 
