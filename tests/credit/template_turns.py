@@ -73,6 +73,7 @@ class Family:
     write: Callable[[str, list[tuple[str, dict[str, Any]]]], str]  # some text and some calls, without the end
     plain: list[str] = field(default_factory=list)  # added tokens that are not special
     response: dict[str, Any] | None = None  # the response template, where TRL has none
+    broken: str = '<tool_call>\n{"name": "add", "arg'  # a call that cannot be read
     parallel: bool = True  # whether several calls of one turn can be written
 
 
@@ -93,6 +94,7 @@ FAMILIES = {
         ["<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"],
         mistral_calls,
         response=MISTRAL_RESPONSE,
+        broken='[TOOL_CALLS][{"name": ',
     ),
     "forgetful": Family(FORGETFUL, "<|im_end|>", CHATML[:1], hermes_calls, TAGS),
 }

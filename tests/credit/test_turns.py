@@ -154,7 +154,7 @@ def first_letters(completions: list[Any], **columns: Any) -> list[float]:
 
 def written(family: Family, tokenizer: Any, said: Said | str) -> list[int]:
     if said == "broken":
-        text = '<tool_call>\n{"name": "add", "arg' + family.end
+        text = family.broken + family.end
     elif said == "cut":
         text = "never ending " * LIMIT
     else:

@@ -91,7 +91,7 @@ def test_what_is_no_filter() -> None:
     class Weights:
         def weights(self, rollout: Rollout) -> Any: ...
 
-    with pytest.raises(PluginTypeError, match=r"has weights.* aggregation"):
+    with pytest.raises(PluginTypeError, match="not a group filter"):
         load_group_filter(Weights())
-    with pytest.raises(PluginTypeError, match="instance"):
+    with pytest.raises(PluginTypeError, match="pass NotAllTruncated"):
         load_group_filter(NotAllTruncated)

@@ -75,7 +75,7 @@ def test_ctrl_c_is_one_line(words: list[str], tmp_path: Path) -> None:
     ) as run:
         assert run.stdout is not None
         if words != IMPORTING:
-            assert any("1/40" in line for line in run.stdout), run.communicate()[1]
+            assert any("step    1" in line for line in run.stdout), run.communicate()[1]
             run.send_signal(signal.SIGINT)
         error = run.communicate(timeout=60)[1]
     assert error.strip().splitlines()[-1:] == ["interrupted"]

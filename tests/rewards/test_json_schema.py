@@ -108,7 +108,7 @@ def test_with_partial_each_property_is_a_part() -> None:
         for text, one in zip(texts, parts, strict=True)
     ]
     assert said == [{"name": '"Ada"', "age": "-1"}, {"age": "3"}, {"name": '"\\u00e9"'}, {}, {}]
-    assert parts[1]["age"][1] == ((19, 20, None, None),)
+    assert parts[1]["age"][1] == ((19, 20, None),)
     changed = JSONSchema(PERSON, extract="whole", partial=0.2, outcomes={"no_answer": -1.0, "refused": None})
     none, refused = changed(completions=["Ada", "[" * 60])
     assert (none, none.parts[0].score, refused) == (-1.0, -1.0, None)

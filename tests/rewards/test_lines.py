@@ -28,7 +28,7 @@ def test_lines_are_parts_in_order() -> None:
         "line_3": (0.0, ["more"]),
         "line_4": (0.0, []),
     }
-    assert score.parts[0].places == ((3, 7, None, None),)
+    assert score.parts[0].places == ((3, 7, None),)
     assert scored([{"role": "assistant", "content": text}], ["Rome", 18]) == 1.0
 
 

@@ -75,7 +75,7 @@ class AsyncGRPOExtMixin(_Next):
         self.reward_func_names = unique_names([flow.plugin_label(function) for function in chosen.functions])
         self.reward_weights = torch.tensor(chosen.weights)
         shown = {"advantage_hooks": plugins.hooks, "loss_aggregation": plugins.aggregation}
-        vars(self).update(shown, group_filter=plugins.group_filter, token_losses=plugins.token_losses)
+        self.__dict__.update(shown, group_filter=plugins.group_filter, token_losses=plugins.token_losses)
         self.add_callback(LiveLog())
         self._trl_grpo_ext = Steps(self, plugins)
         self.plugin_manifest = self._trl_grpo_ext.records.manifest

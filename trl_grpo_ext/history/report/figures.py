@@ -204,6 +204,9 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
     "entropy_gone": ("entropy", "all"),
     "constant_reward": ("reward_functions", "all"),
     "failing_reward": ("outcomes", "unparseable"),
+    "part_never_right": ("parts", "all"),
+    "part_always_right": ("parts", "all"),
+    "part_missing": ("parts", "all"),
 }
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
