@@ -144,7 +144,7 @@ PLANTED: dict[str, Training] = {
         rewards=(longer, gsm8k_accuracy),
         words=True,
     ),
-    "constant": Training("the reward is the same for all", {}, ("no_signal", "all_wrong"), rewards=(nothing_special,)),
+    "constant": Training("the reward is the same for all", {}, ("no_signal",), rewards=(nothing_special,)),
     "silent": Training(
         "one reward of two is the same for all",
         {"reward_weights": [1.0, 1.0]},
