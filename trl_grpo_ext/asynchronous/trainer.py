@@ -1,6 +1,7 @@
-"""Plugins in TRL's `AsyncGRPOTrainer`: in the process that samples, `ScoringLoop` scores groups and runs the rollout
-hooks and the filter. What it knows of a completion, a `Row`, travels with TRL's sample. In the training process `Steps`
-weighs an optimizer step's rows and computes the loss. TRL lists `M` terms; plugins see `(B, T)`."""
+"""Plugins in TRL's `AsyncGRPOTrainer`.
+In the process that samples, `ScoringLoop` scores groups, and runs the rollout hooks and the filter. A `Row`, what it
+knows of a completion, travels with TRL's sample. In the training process `Steps` weighs the rows of an optimizer step
+and computes the loss. TRL lists `M` terms; plugins see `(B, T)`."""
 
 import asyncio
 import itertools
