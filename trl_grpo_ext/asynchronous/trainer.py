@@ -1,7 +1,6 @@
 """Plugins in TRL's `AsyncGRPOTrainer`.
-In the process that samples, `ScoringLoop` scores groups, and runs the rollout hooks and the filter. A `Row`, what it
-knows of a completion, travels with TRL's sample. In the training process `Steps` weighs the rows of an optimizer step
-and computes the loss. TRL lists `M` terms; plugins see `(B, T)`."""
+Where TRL samples, `ScoringLoop` scores groups and runs rollout hooks and the filter; a `Row`, what it knows of a sample,
+travels along. Where TRL trains, `Steps` weighs and computes. TRL lists `M` terms; plugins see `(B, T)`."""
 
 import asyncio
 import itertools
