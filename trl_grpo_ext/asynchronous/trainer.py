@@ -1,5 +1,5 @@
 """Plugins in TRL's `AsyncGRPOTrainer`.
-Where TRL samples, `ScoringLoop` scores groups and runs rollout hooks and the filter; a `Row`, what it knows of a sample,
+Where TRL samples, `ScoringLoop` scores groups and runs rollout hooks and filter; a `Row`, what it knows of a sample,
 travels along. Where TRL trains, `Steps` weighs and computes. TRL lists `M` terms; plugins see `(B, T)`."""
 
 import asyncio
