@@ -143,7 +143,7 @@ class HereWorker(AsyncRolloutWorker):
             tool_failure_counts=failures,
             model_version=self.model_version,
             group_id=group_id,
-            env_rewards=[],
+            env_rewards=self.env_rewards(len(members)),
             rollout_rewards=rewards,
         )
         for sample in loop._loop.run_until_complete(loop._score_group(group)):
@@ -160,6 +160,10 @@ class HereWorker(AsyncRolloutWorker):
             said = [{"role": "assistant", "content": loop.tokenizer.decode(new, skip_special_tokens=True)}]
             members.append((said, new, self.sequences(ids, new, logps[member].tolist()), 0, 0, None))
         return members
+
+    def env_rewards(self, members: int) -> list[tuple[type, float]]:
+        """What environments said, of each member."""
+        return []
 
     def sequences(self, prompt: list[int], new: list[int], logps: list[float]) -> list[TrainingSequence]:
         """A conversation's training rows: one."""

@@ -17,12 +17,14 @@ from tests.asynchronous.test_trainer import (
     MicroBatches,
     by_prefix,
     gradient,
+    normalised,
     packed,  # noqa: F401  (a fixture)
     plain_model,
     seq_mean_token_mean,
 )
 from tests.support import Recorder, relative_gap
 from tests.trainer.conftest import tiny_moe  # noqa: F401  (a fixture)
+from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.types import LossTerms
 
@@ -161,3 +163,41 @@ def test_a_training_resumes(tiny_model: Path, tmp_path: Path) -> None:
     assert trainer.rollout_worker.asked[0]["answer"] == done % 8
     with pytest.raises(ManifestError, match="prefix_tree"):
         made(tiny_model, tmp_path, **settings(3, [])).train(resume_from_checkpoint=str(checkpoint))
+
+
+class Game:
+    """An environment with a reward of its own."""
+
+    def reset(self, **row: Any) -> None: ...
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+class Playing(HereWorker):
+    """Each member has won more than the last."""
+
+    def env_rewards(self, members: int) -> list[tuple[type, float]]:
+        return [(Game, place / 2.0) for place in range(members)]
+
+
+@pytest.mark.parametrize("hooks", [[], ["centred"]])
+def test_environments_have_a_weight_of_one(hooks: list[str], tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards([{"name": "tests.asynchronous.support:letters", "weight": 3.0}])
+    playing: dict[str, Any] = {
+        "worker_class": Playing,
+        "worker": {"environment_factory": Game},
+        "reward_funcs": rewards,
+    }
+    found = train(tiny_model, tmp_path, given={"advantage_hooks": hooks}, **playing)
+    groups = [found.trainer.rollout_worker.sent[first : first + 4] for first in (0, 4)]
+    for group in groups:
+        sums = [3.0 * one.metrics["rewards/letters"] + one.metrics["rewards/Game"] for one in group]
+        assert [one.metrics["rewards/Game"] for one in group] == [0.0, 0.5, 1.0, 1.5]
+        assert [one.metrics["reward"] for one in group] == pytest.approx(sums)
+        mean = sum(sums) / 4
+        assert [float(one.advantage) for one in group] == pytest.approx(normalised(sums), abs=1e-5)
+        if hooks:  # what is trained on
+            credit = [one.advantage.stages["centred"].tolist() for one in group]
+            expected = [[reward - mean] * len(row) for reward, row in zip(sums, credit, strict=True)]
+            assert [pytest.approx(row, abs=1e-5) for row in expected] == credit
