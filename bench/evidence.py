@@ -6,6 +6,7 @@
     python -m bench.evidence train --parts 12             # five paired seeds, and the controls
     python -m bench.evidence go_on --parts 12             # runs with the outcome reward that have not met the target
     python -m bench.evidence time --parts 12              # seconds of a step, plain TRL and ours in turns
+    python -m bench.evidence gate --form json --parts 8   # the same questions, answered as JSON; each command has it
     python -m bench.evidence report --docs docs/evidence.md
 
 Each command does what is missing and ends; started again it goes on. A training is one line of
@@ -32,7 +33,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench import color_lines as task
+from bench.color_facts import FACTS, TEMPERATURE, Task, asked, make_start
 from bench.resampling import interval
 from bench.runner import QUIET, Results, run_missing
 from bench.study_report import estimate
@@ -57,7 +58,9 @@ RATES = (5e-5, 1e-4, 3e-4)
 LOWER_RATES = (1.5e-5, 5e-5)  # of the arms with a teacher, which lost what the model knew already at 5e-5
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
-TUNED_PARTS = 8  # other numbers of parts have its rates where they have none
+FORMS = ("lines", "json")
+TASKS = [Task(parts, form) for form in FORMS for parts in PARTS]
+TUNED_TASK = Task(8)  # other tasks have its rates where they have none
 
 CREDIT = {"advantage_hooks": [{"name": "part_credit", "normalise": True}]}
 COMPACT = {"compact_updates": "exact"}
@@ -76,7 +79,8 @@ ARMS: dict[str, dict[str, Any]] = {
         "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}],
     },
 }
-"""What each arm sets. All are paid by the reward `lines`, which is a number to TRL and parts to `part_credit`."""
+"""What each arm sets. All are paid by `lines` or `json_fields`, which is a number to TRL and parts to `part_credit`."""
+REWARDS = {"lines": {"name": "lines", "stop": 1.0}, "json": {"name": "json_fields", "extract": "whole"}}
 TUNED = ("shared", "parts", "weighed", "taught")
 """The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
 RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
@@ -93,38 +97,50 @@ class Run:
     seed: int
     steps: int
     dtype: str = "float32"
+    form: str = "lines"
+
+    @property
+    def task(self) -> Task:
+        return Task(self.parts, self.form)
 
 
 # ---------------------------------------------------------------------------------------------------------- training
 
 
 class Answers:
-    """The reward `lines`, with a part for the end; its parts' places are moved for the controls. Times itself."""
+    """The task's reward; its parts' places are moved for the controls. Times itself."""
 
     __name__ = "answers"
 
-    def __init__(self, places: str = "own") -> None:
-        (self.lines,) = load_rewards([{"name": "lines", "stop": 1.0}])
-        self.places, self.seconds, self.right = places, 0.0, 0.0
+    def __init__(self, form: str, places: str = "own") -> None:
+        (self.reward,) = load_rewards([REWARDS[form]])
+        self.form = form
+        self.places = places
+        self.seconds = 0.0
+        self.right = 0.0
 
     def __call__(self, **columns: Any) -> list[Any]:
         started = time.process_time()
-        scores = self.lines(**columns)
+        scores = self.reward(**columns)
         moved = [self._moved(score) for score in scores]
         self.seconds += time.process_time() - started
-        self.right = statistics.fmean(part.score for score in scores for part in score.parts[:-1])
+        self.right = statistics.fmean(part.score for score in scores for part in self._split(score)[0])
         return moved
 
     def _moved(self, score: Any) -> Any:
         if self.places == "own":
             return score
-        parts = list(score.parts)
         if self.places == "whole":
-            return Parts([Part(one.name, one.score, one.weight, WHOLE) for one in parts])
-        *lines, end = parts
-        places = [one.places for one in [*lines[1:], lines[0]]]
-        moved = [Part(one.name, one.score, one.weight, at) for one, at in zip(lines, places, strict=True)]
-        return Parts([*moved, end])
+            return Parts([Part(one.name, one.score, one.weight, WHOLE) for one in score.parts])
+        answers, end = self._split(score)
+        places = [one.places for one in [*answers[1:], answers[0]]]
+        moved = [Part(one.name, one.score, one.weight, at) for one, at in zip(answers, places, strict=True)]
+        return Parts([*moved, *end])
+
+    def _split(self, score: Any) -> tuple[list[Part], list[Part]]:
+        """The parts that are answers, and the end's; JSON that has not ended is none."""
+        parts = list(score.parts)
+        return (parts[:-1], parts[-1:]) if self.form == "lines" else (parts, [])
 
 
 class TimedPlain(GRPOTrainer):
@@ -169,7 +185,9 @@ class Watch(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         if self.run.stage != "evaluation":
             return
-        rows, model = task.problems("heldout", HELD_OUT, self.run.parts, 0), keywords["model"]
+        task = self.run.task
+        model = keywords["model"]
+        rows = task.problems("heldout", HELD_OUT, 0)
         torch.manual_seed(9)
         model.eval()
         texts = task.sampled(model, keywords["processing_class"], rows)
@@ -211,9 +229,9 @@ def policy_of(start: Path, dtype: str) -> Any:
     return model
 
 
-def training_rows(run: Run) -> tuple[list[task.Row], bool]:
+def training_rows(run: Run) -> tuple[list[dict[str, Any]], bool]:
     """The problems, and whether TRL shuffles them; a run that goes on begins with those of the shorter, shuffled."""
-    rows = task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)
+    rows = run.task.problems("train", run.steps * PROMPTS + 8, run.seed)
     if run.steps <= STEPS["evaluation"]:
         return rows, True
     first = STEPS["evaluation"] * PROMPTS + 8
@@ -236,16 +254,16 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         "per_device_train_batch_size": PROMPTS * GROUP,
         "gradient_accumulation_steps": 1,
         "num_generations": GROUP,
-        "max_completion_length": task.longest(run.parts),
+        "max_completion_length": run.task.longest,
         "loss_type": "dapo",
         "beta": 0.0,
-        "temperature": task.TEMPERATURE,
+        "temperature": TEMPERATURE,
         "cache_implementation": "static",
         **QUIET,
         "bf16": run.dtype == "bfloat16",
         "logging_steps": 1,
     }
-    answers = Answers({"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
+    answers = Answers(run.form, {"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
     trainer = (TimedPlain if plain else TimedOurs)(
         policy_of(start, run.dtype),
         answers,
@@ -273,39 +291,42 @@ def work(run: Run, start: Path) -> dict[str, Any]:
     return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
 
 
-def hinted(count: int, start: Path) -> dict[str, Any]:
+def hinted(task: Task, start: Path) -> dict[str, Any]:
     """How often the start model is right after the problem and after its hint: a line of the file."""
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
-    rows = task.problems("hint", HELD_OUT, count, 0)
+    rows = task.problems("hint", HELD_OUT, 0)
     torch.manual_seed(7)
     shorter = [{**row, "prompt": row[HINT]} for row in rows]
     found = {
         name: task.right(task.sampled(policy, tokenizer, some), some)
         for name, some in (("right", rows), ("hinted", shorter))
     }
-    return {"stage": "hint", "parts": count, **found}
+    return {"stage": "hint", **asdict(task), **found}
 
 
-def start_of() -> Path:
-    """The start model's folder, made where it is not there."""
-    source, start = cache_folder(), OUTPUT / "start"
+def start_of(form: str = "lines") -> Path:
+    """The folder of the start model for tasks of a form, made where it is not there."""
+    source = cache_folder()
+    short, start = (OUTPUT / (name if form == "lines" else f"{name}_{form}") for name in ("short", "start"))
+    tasks = [Task(parts, form) for parts in PARTS]
     OUTPUT.mkdir(parents=True, exist_ok=True)
     make(source)
-    task.make_start(str(source), OUTPUT / "short", PARTS, START_STEPS[0], None)
-    task.make_start(str(OUTPUT / "short"), start, PARTS, START_STEPS[1], task.FACTS)
+    make_start(str(source), short, tasks, START_STEPS[0], None)
+    make_start(str(short), start, tasks, START_STEPS[1], FACTS)
     return start
 
 
 # -------------------------------------------------------------------------------------------------------------- gate
 
 
-def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
+def gate(task: Task, groups: int, start: Path) -> dict[str, Any]:
     """Signal to noise of each way to pay, at the start: a line of the file."""
-    begun, file = time.process_time(), OUTPUT / f"gate_{count}.jsonl"
+    begun = time.process_time()
+    file = OUTPUT / f"gate_{task.parts}_{task.form}.jsonl"
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
-    rows = task.problems("gate", groups, count, 0)
+    rows = task.problems("gate", groups, 0)
     torch.manual_seed(5)
     texts = task.sampled(policy, tokenizer, rows, GROUP)
     lines = [
@@ -313,17 +334,18 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
             "prompt": prompt,
             "completion": texts[group * GROUP + member],
             "lines": rows[group]["lines"],
+            "fields": rows[group]["fields"],
             "group": group,
             "step": group // PROMPTS,
             "truncated": False,
         }
-        for group, prompt in enumerate(task.asked(tokenizer, rows))
+        for group, prompt in enumerate(asked(tokenizer, rows))
         for member in range(GROUP)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     credit = CREDIT["advantage_hooks"]
     selections = {
-        name: {"rewards": [Answers(places)], "advantage_hooks": credit}
+        name: {"rewards": [Answers(task.form, places)], "advantage_hooks": credit}
         for name, places in (("parts", "own"), ("places shuffled", "shuffled"))
     }
     found = compare(
@@ -331,7 +353,7 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
         selections,
         model=policy_of(start, "float32"),
         tokenizer=tokenizer,
-        temperature=task.TEMPERATURE,
+        temperature=TEMPERATURE,
         dimensions=4096,
         rows=GROUP,
     ).gradients
@@ -346,7 +368,7 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
     is_open = (worth["low"] or 0.0) > 1.0 and (worth["value"] or 0.0) > 1.5
     return {
         "stage": "gate",
-        "parts": count,
+        **asdict(task),
         "groups": groups,
         **facts,
         "open": is_open and (shuffled["low"] or 0.0) <= 0.0,
@@ -358,10 +380,10 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- the plan
 
 
-def tuning_runs(count: int, arms: Sequence[str]) -> list[Run]:
+def tuning_runs(task: Task, arms: Sequence[str]) -> list[Run]:
     """The tuned arms at every rate."""
     return [
-        Run("tuning", arm, count, rate, seed, STEPS["tuning"])
+        Run("tuning", arm, task.parts, rate, seed, STEPS["tuning"], form=task.form)
         for seed in TUNING_SEEDS
         for arm in arms
         for rate in (LOWER_RATES if arm in ("weighed", "taught") else RATES)
@@ -369,37 +391,37 @@ def tuning_runs(count: int, arms: Sequence[str]) -> list[Run]:
     ]
 
 
-def tuned_rates(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, float]:
+def tuned_rates(lines: Sequence[Mapping[str, Any]], task: Task) -> dict[str, float]:
     """By tuned arm the rate with the most right answers at the end of the tuning runs; of equals the smaller."""
     found: dict[str, dict[float, list[float]]] = {}
     for line in lines:
-        if line["stage"] == "tuning" and line["parts"] == count:
+        if line["stage"] == "tuning" and Task.of(line) == task:
             found.setdefault(line["arm"], {}).setdefault(line["rate"], []).append(line["last"])
     return {arm: max(sorted(rates), key=lambda rate: statistics.fmean(rates[rate])) for arm, rates in found.items()}
 
 
-def evaluation_runs(count: int, rates: Mapping[str, float], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+def evaluation_runs(task: Task, rates: Mapping[str, float], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
     """The arms on the same seeds, seed by seed."""
     return [
-        Run("evaluation", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"])
+        Run("evaluation", arm, task.parts, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"], form=task.form)
         for seed in seeds
         for arm in arms
     ]
 
 
-def longer_runs(lines: Sequence[Mapping[str, Any]], count: int) -> list[Run]:
+def longer_runs(lines: Sequence[Mapping[str, Any]], task: Task) -> list[Run]:
     """Those with the outcome reward that ended before the target; they begin as they did and go on."""
     return [
-        Run("evaluation", "shared", count, line["rate"], seed, LONGER)
-        for seed, line in trainings(lines, count).get("shared", {}).items()
+        Run("evaluation", "shared", task.parts, line["rate"], seed, LONGER, form=task.form)
+        for seed, line in trainings(lines, task).get("shared", {}).items()
         if steps_to(TARGET, line["right"]) is None or line["steps"] == LONGER
     ]
 
 
-def time_runs(count: int, rates: Mapping[str, float]) -> list[Run]:
+def time_runs(task: Task, rates: Mapping[str, float]) -> list[Run]:
     """A few steps of each arm, in both precisions."""
     return [
-        Run("time", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["time"], dtype)
+        Run("time", arm, task.parts, rates[RATE_OF.get(arm, arm)], seed, STEPS["time"], dtype, task.form)
         for dtype in ("float32", "bfloat16")
         for seed in SEEDS[:1]
         for arm in ("plain TRL", "compact", "shared", "parts")
@@ -421,25 +443,29 @@ def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
         plot(lines, page.parent / "images" / "evidence.png")
 
 
+def order_of(line: Mapping[str, Any]) -> int:
+    return TASKS.index(Task.of(line))
+
+
 def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Signal to noise at the start, by the number of parts."""
     heads = ["parts", "right", "in form", "prompts", "signal to noise, share", "`part_credit`", "worth"]
     heads += ["places shuffled", "gate"]
     rows = []
-    for line in sorted((line for line in lines if line["stage"] == "gate"), key=lambda line: int(line["parts"])):
+    for line in sorted((line for line in lines if line["stage"] == "gate"), key=order_of):
         of = {name: {key: Estimate(**one) for key, one in found.items()} for name, found in line["selections"].items()}
-        cells = [str(line["parts"]), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
+        cells = [str(Task.of(line)), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
         cells += [of[PLAIN]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
         cells += [of["places shuffled"]["ratio"].text()]
         rows.append([*cells, "open" if line["open"] else "closed"])
     return markdown(heads, rows)
 
 
-def trainings(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, dict[int, Mapping[str, Any]]]:
+def trainings(lines: Sequence[Mapping[str, Any]], task: Task) -> dict[str, dict[int, Mapping[str, Any]]]:
     """By arm and seed; of a run that went on, its whole course, and the held-out accuracy of the shorter one."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for line in sorted((line for line in lines if line["stage"] == "evaluation"), key=lambda line: int(line["steps"])):
-        if line["parts"] != count:
+        if Task.of(line) != task:
             continue
         shorter = found.setdefault(line["arm"], {}).get(line["seed"])
         if shorter is not None and line["right"][: len(shorter["right"])] != shorter["right"]:
@@ -453,14 +479,14 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     heads = ["parts", "arm", "rate", "seeds", "met", "completions to the target", "times fewer", "held out at the end"]
     heads += ["difference"]
     rows = []
-    for count in PARTS:
-        by_arm = trainings(lines, count)
+    for task in TASKS:
+        by_arm = trainings(lines, task)
         for arm, of_arm in by_arm.items():
             needed = {seed: needed_by(line) for seed, line in of_arm.items()}
             met = [one.steps * PROMPTS * GROUP for one in needed.values() if one.met]
             last = {seed: line["heldout"] for seed, line in of_arm.items()}
             rate = next(iter(of_arm.values()))["rate"]
-            cells = [str(count), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
+            cells = [str(task), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
             cells += [f"{statistics.fmean(met):,.0f}" if met else "-"]
             base, pairs, differences = by_arm.get("shared", {}), [], []
             for seed in sorted({*of_arm} & {*base}):
@@ -485,9 +511,9 @@ def ratio_text(pairs: Sequence[tuple[Needed, Needed]], faster: float = 1.0) -> s
     return f"{bound}{math.exp(of_logs.mean):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def seconds_of_step(lines: Sequence[Mapping[str, Any]], count: int, arm: str, dtype: str) -> list[float]:
+def seconds_of_step(lines: Sequence[Mapping[str, Any]], task: Task, arm: str, dtype: str) -> list[float]:
     """Sampling, rewards, update and all of a step: medians over the steps of the timed runs, their first left out."""
-    timed = [line for line in lines if line["stage"] == "time" and line["parts"] == count]
+    timed = [line for line in lines if line["stage"] == "time" and Task.of(line) == task]
     found = [line for line in timed if line["arm"] == arm and line["dtype"] == dtype]
     parts = [[s for line in found for s in line[f"{part}_s"][1:]] for part in ("sampling", "rewards", "update")]
     return [] if not found else [*map(statistics.median, parts), statistics.median(map(sum, zip(*parts, strict=True)))]
@@ -498,15 +524,15 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
     heads = ["parts", "precision", "arm", "sampling, s", "rewards", "update", "a step", "times faster"]
     heads += ["seconds to the target", "times less time"]
     rows = []
-    for count in PARTS:
-        by_arm = trainings(lines, count)
+    for task in TASKS:
+        by_arm = trainings(lines, task)
         for dtype in ("float32", "bfloat16"):
-            plain = seconds_of_step(lines, count, "plain TRL", dtype)
+            plain = seconds_of_step(lines, task, "plain TRL", dtype)
             for arm in ("plain TRL", "compact", "shared", "parts"):
-                seconds = seconds_of_step(lines, count, arm, dtype)
+                seconds = seconds_of_step(lines, task, arm, dtype)
                 if not seconds:
                     continue
-                cells = [str(count), dtype, arm, *(f"{one:.2f}" for one in seconds), f"{plain[-1] / seconds[-1]:.2f}"]
+                cells = [str(task), dtype, arm, *(f"{one:.2f}" for one in seconds), f"{plain[-1] / seconds[-1]:.2f}"]
                 pairs = []
                 for seed, base in by_arm.get("shared", {}).items():
                     own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
@@ -533,11 +559,11 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    counts = [count for count in PARTS if trainings(lines, count)]
-    figure, axes = pyplot.subplots(1, 2 * len(counts), figsize=(4.4 * 2 * len(counts), 3.2), squeeze=False)
-    for place, count in enumerate(counts):
+    tasks = [task for task in TASKS if trainings(lines, task)]
+    figure, axes = pyplot.subplots(1, 2 * len(tasks), figsize=(4.4 * 2 * len(tasks), 3.2), squeeze=False)
+    for place, task in enumerate(tasks):
         completions, clock = axes[0][2 * place], axes[0][2 * place + 1]
-        by_arm = trainings(lines, count)
+        by_arm = trainings(lines, task)
         for arm, color, label in (("shared", "C1", "outcome reward"), ("parts", "C0", "part_credit")):
             for number, line in enumerate(by_arm.get(arm, {}).values()):
                 steps, right = zip(*windows(line["right"]), strict=True)
@@ -548,7 +574,7 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             ("shared", "shared", "C1"),
             ("parts", "parts", "C0"),
         ):
-            seconds = seconds_of_step(lines, count, arm, "float32")
+            seconds = seconds_of_step(lines, task, arm, "float32")
             for number, line in enumerate(by_arm.get(source, {}).values() if seconds else ()):
                 steps, right = zip(*windows(line["right"]), strict=True)
                 of_all = {"label": CLOCK_LABELS[arm]} if number == 0 else {}
@@ -557,7 +583,7 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
         clock.set_xlabel("seconds of one core")
         for axis in (completions, clock):
             axis.axhline(TARGET, color="0.7", lw=0.8, ls="--")
-            axis.set_title(f"{count} parts", fontsize=10)
+            axis.set_title(f"{task} parts", fontsize=10)
             axis.legend(fontsize=8, loc="lower right")
     axes[0][0].set_ylabel("right answers")
     figure.tight_layout()
@@ -568,6 +594,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("start", "gate", "tune", "train", "go_on", "time", "report"))
     parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
+    parser.add_argument("--form", choices=FORMS, default="lines", help="of the answers")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--groups", type=int, default=32, help="prompts of the gate")
@@ -576,24 +603,24 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     results = Results(RUNS)
+    results.lines = [{"form": "lines", **line} for line in results.lines]  # the first runs do not say it
     if options.command == "report":
         report(results.lines, options.docs)
         return
-    start = start_of()
-    for count in options.parts:
-        if options.command == "gate" and not any(
-            line["stage"] == "gate" and line["parts"] == count for line in results.lines
-        ):
-            results.add(gate(count, options.groups, start))
-        with_hint = options.command == "tune" and {"weighed", "taught"} & {*options.arms}
-        if with_hint and not any(line["stage"] == "hint" and line["parts"] == count for line in results.lines):
-            results.add(hinted(count, start))
-        rates = tuned_rates(results.lines, count) or tuned_rates(results.lines, TUNED_PARTS)
+    start = start_of(options.form)
+    for parts in options.parts:
+        task = Task(parts, options.form)
+        known = {line["stage"] for line in results.lines if Task.of(line) == task}
+        if options.command == "gate" and "gate" not in known:
+            results.add(gate(task, options.groups, start))
+        if options.command == "tune" and {"weighed", "taught"} & {*options.arms} and "hint" not in known:
+            results.add(hinted(task, start))
+        rates = tuned_rates(results.lines, task) or tuned_rates(results.lines, TUNED_TASK)
         runs = {
-            "tune": lambda: tuning_runs(count, options.arms),  # noqa: B023 (called here)
-            "train": lambda: evaluation_runs(count, rates, options.arms, options.seeds),  # noqa: B023
-            "go_on": lambda: longer_runs(results.lines, count),  # noqa: B023
-            "time": lambda: time_runs(count, rates),  # noqa: B023
+            "tune": lambda: tuning_runs(task, options.arms),  # noqa: B023 (called here)
+            "train": lambda: evaluation_runs(task, rates, options.arms, options.seeds),  # noqa: B023
+            "go_on": lambda: longer_runs(results.lines, task),  # noqa: B023
+            "time": lambda: time_runs(task, rates),  # noqa: B023
         }
         if options.command in runs:
             run_missing(runs[options.command](), results, options.jobs, partial(work, start=start), "last")

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from bench import color_lines, evidence
+from bench import color_facts, evidence
 from bench.resampling import RATES, interval
 from bench.runner import Results, run_missing
 from bench.study import EMBEDDED_MODEL, TASKS, Task, TokenBudget, measure, problems, train_once
@@ -67,6 +67,7 @@ class Setting:
 WORDS = replace(TASKS["word problems"], batch_size=32)
 POOL = {"tiny": 64, "real": 32}
 START_TOKENS = 50_000
+QUESTION = color_facts.Task(1)
 
 
 def word_problems() -> list[Row]:
@@ -89,27 +90,27 @@ def colors() -> list[Row]:
     """One question about 1 or 2 facts, which the start answers, in half of the prompts, else about 8 to 24."""
     rng, half = random.Random("pool"), POOL["real"] // 2
     sizes = [1, 2] * (half // 2) + [8, 12, 16, 24] * (half // 4)
-    return [color_lines.problem(rng, 1, size) for size in sizes]
+    return [QUESTION.problem(rng, size) for size in sizes]
 
 
 def first_line(completions: Sequence[Any], lines: Sequence[Sequence[str]], **columns: Any) -> list[float]:
     """1.0 where the first line is right."""
     texts = [completion[0]["content"] for completion in completions]
-    return [float(color_lines.said(text)[:1] == [right[0]]) for text, right in zip(texts, lines, strict=True)]
+    return [float(QUESTION.said(text)[:1] == [right[0]]) for text, right in zip(texts, lines, strict=True)]
 
 
 @torch.no_grad()
 def chance(model: Any, tokenizer: Any) -> float:
     """The mean probability of the right answer on problems of the pool's harder kind, at the training's temperature."""
     rng = random.Random("heldout")
-    rows = [color_lines.problem(rng, 1, size) for size in (8, 12, 16, 24) * 8]
+    rows = [QUESTION.problem(rng, size) for size in (8, 12, 16, 24) * 8]
     found = []
-    for row, prompt in zip(rows, color_lines.asked(tokenizer, rows), strict=True):
+    for row, prompt in zip(rows, color_facts.asked(tokenizer, rows), strict=True):
         before = tokenizer(prompt, add_special_tokens=False).input_ids
         answer = tokenizer(row["lines"][0], add_special_tokens=False).input_ids
         ids = torch.tensor([before + answer])
         hidden = model.get_decoder()(input_ids=ids).last_hidden_state[:, len(before) - 1 : -1]
-        logps = (model.lm_head(hidden) / color_lines.TEMPERATURE).log_softmax(dim=-1)
+        logps = (model.lm_head(hidden) / color_facts.TEMPERATURE).log_softmax(dim=-1)
         found.append(logps.gather(-1, torch.tensor([answer])[..., None]).sum().exp().item())
     return statistics.fmean(found)
 
@@ -136,7 +137,7 @@ SETTINGS = {
         COLORS,
         {
             "learning_rate": 5e-5,
-            "temperature": color_lines.TEMPERATURE,
+            "temperature": color_facts.TEMPERATURE,
             "cache_implementation": "static",
             "share_prompts": True,
         },
