@@ -327,8 +327,11 @@ def gate(task: Task, groups: int, start: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
     policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
     rows = task.problems("gate", groups, 0)
-    torch.manual_seed(5)
-    texts = task.sampled(policy, tokenizer, rows, GROUP)
+    if file.is_file() and len(saved := file.read_text().splitlines()) == groups * GROUP:
+        texts = [json.loads(line)["completion"] for line in saved]
+    else:
+        torch.manual_seed(5)
+        texts = task.sampled(policy, tokenizer, rows, GROUP)
     lines = [
         {
             "prompt": prompt,
