@@ -37,7 +37,6 @@ class _Failure(NamedTuple):
 
     kind: str
     message: str
-    breaks: str | None
 
 
 def _gather_objects(one: Any) -> list[Any]:
@@ -163,7 +162,7 @@ class Agreement:
             message = "interrupted"
         elif not isinstance(error, TRLGRPOExtError):
             kind, message = PluginRunError, f"{type(error).__name__}: {error}"
-        failure = _Failure(kind.__name__, message, getattr(error, "breaks", None))
+        failure = _Failure(kind.__name__, message)
         try:
             self._stopped_by = _shared_error(self._exchange(failure) if self._processes > 1 else [failure])
         except Exception as gone:  # another rank has ended
@@ -230,10 +229,7 @@ def _shared_error(heard: Sequence[Any]) -> BaseException:
     if first.kind == KeyboardInterrupt.__name__:
         return KeyboardInterrupt(text)
     kind = getattr(errors, first.kind, None)
-    error = (kind if isinstance(kind, type) and issubclass(kind, TRLGRPOExtError) else PluginRunError)(text)
-    if first.breaks:
-        error.breaks = first.breaks  # type: ignore[attr-defined]
-    return error
+    return (kind if isinstance(kind, type) and issubclass(kind, TRLGRPOExtError) else PluginRunError)(text)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

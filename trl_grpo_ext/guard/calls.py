@@ -128,7 +128,7 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
         wanted = f"a list with one number or None for each of the {count} completions"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.", "length")
+        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.")
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
 
@@ -145,7 +145,7 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
             raise OverflowError
     except (TypeError, OverflowError):
         what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.", "types") from None
+        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.") from None
     return number
 
 

@@ -233,7 +233,7 @@ class RewardWatch:
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
             text = f"The reward {name!r} changed {changed!r}, which others read as well. Let it make a copy first."
-            raise PluginOutputError(text, "inputs")
+            raise PluginOutputError(text)
         scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
