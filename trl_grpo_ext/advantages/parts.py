@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
@@ -13,7 +13,6 @@ from ..types import HookDeclaration, PartTable, Rollout
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
 
 
-@dataclass(kw_only=True, eq=False)
 class PartCredit(Checked):
     """Pay each part of a reward to the tokens that wrote that part, relative to the same part in the group.
 

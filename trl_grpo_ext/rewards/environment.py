@@ -24,7 +24,6 @@ class _Idle:
     step_rewards: tuple[float, ...] = ()
 
 
-@dataclass(kw_only=True, eq=False)
 class EnvironmentSteps(Checked):
     """Score each turn by what the environment paid for the steps that the turn took.
 
