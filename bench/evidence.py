@@ -47,7 +47,7 @@ from trl_grpo_ext.types import WHOLE, Part, Parts
 
 OUTPUT = Path("outputs/evidence")
 RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
-START_STEPS = (36, 12)  # on lists of as many facts as questions, on whole ones
+START_STEPS = {"lines": (36, 12), "json": (36, 24)}  # on lists of as many facts as questions, on whole ones
 TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
@@ -312,8 +312,8 @@ def start_of(form: str = "lines") -> Path:
     tasks = [Task(parts, form) for parts in PARTS]
     OUTPUT.mkdir(parents=True, exist_ok=True)
     make(source)
-    make_start(str(source), short, tasks, START_STEPS[0], None)
-    make_start(str(short), start, tasks, START_STEPS[1], FACTS)
+    make_start(str(source), short, tasks, START_STEPS[form][0], None)
+    make_start(str(short), start, tasks, START_STEPS[form][1], FACTS)
     return start
 
 
