@@ -25,7 +25,6 @@ from ..guard.calls import is_async, unique_names
 from ..guard.reward_watch import RewardWatch
 from ..records.log import LiveLog
 from ..trainer.batch import BatchKeys, row_entries
-from ..trainer.facts import LossSettings, Progress
 from ..trainer.hook_states import has_state
 from ..trainer.record_stage import RecordStage
 from ..trainer.reductions import Computed, LossForward, PolicyPass, reduction_of
@@ -33,6 +32,7 @@ from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
 from ..trainer.upstream import asynchronous as upstream
 from ..trainer.upstream import reading
+from ..trainer.upstream.reading import LossSettings, Progress
 from ..types import Declaration, Part, Rollout, StepTotals, Totals, implements, role_of
 
 LOSS_TYPE = "dapo"  # what TRL's synchronous trainer calls this trainer's loss

@@ -42,10 +42,13 @@ class Extension:
         self._trainer = trainer
         self._between = between
         self.plugins = SelectedPlugins(args, given)
-        self._own_loss = OwnLoss(between, self.plugins)
+        owners = [owner for owner in between if {"_compute_loss", "compute_loss"} & vars(owner).keys()]
+        self._own_loss = OwnLoss(owners, self.plugins)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
-        trl, plugins, between, owners = self._trainer, self.plugins, self._between, self._own_loss.owners
+        trl = self._trainer
+        plugins = self.plugins
+        owners = self._own_loss.owners
         plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
         contract.check_instance(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
@@ -60,9 +63,9 @@ class Extension:
         terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
         freedom = freedom_of(terms, reduction.divides_by)
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
-        own_passes = contract.has_own_passes(between)
+        own_passes = any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between)
         updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)
-        own_scoring = contract.has_own_scoring(between)
+        own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
         self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
         outside = self.rollouts.pass_outside_losses
         self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)

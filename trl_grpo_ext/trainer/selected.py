@@ -44,7 +44,8 @@ class SelectedRewards:
         """Put the weights where the trainer keeps them, unless the config has some."""
         if trainer.args.reward_weights is not None:
             return
-        functions, count = trainer.reward_funcs, len(self._chosen)
+        functions = trainer.reward_funcs
+        count = len(self._chosen)
         for start in range(len(functions) - count + 1):  # a subclass may have put others first
             pairs = zip(self._chosen, functions[start : start + count], strict=True)
             if all(given is function or isinstance(given, str) for given, function in pairs):  # TRL loads an id's model

@@ -17,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.support import relative_gap
 from trl_grpo_ext.trainer.compact.packed import packing_of
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom
-from trl_grpo_ext.trainer.facts import LossSettings
+from trl_grpo_ext.trainer.upstream.reading import LossSettings
 
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LIMIT = 24
