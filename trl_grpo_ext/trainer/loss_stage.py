@@ -164,10 +164,9 @@ class LossStage:
 
     def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
         settings = reading.loss_settings_of(self.trainer)
-        slope = reading.slope_at_ratio_one(self.trainer)
-        check = functools.partial(self_check, self._on_trial(inherited), inputs, mask_B_T, self.reduction.takes_apart)
+        when = (self.facts, settings, progress, reading.slope_at_ratio_one(self.trainer))
         with self._section(), acting.restore_after_trial(self.trainer):
-            check(self.facts, settings, progress, slope)
+            self_check(self._on_trial(inherited), inputs, mask_B_T, self.reduction.takes_apart, *when)
             self.token_losses.check(inputs, progress)
         self._self_checked = True
 

@@ -1,8 +1,7 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
 They go to three stages: from prompts `rollouts` makes a generation batch with advantages and weights, `losses` the loss
-of each micro-step of it, and `records` keeps what both did. With no plugin selected a method returns what the inherited
-one returned. What is neither an override nor public lives in `_trl_grpo_ext`, so no name of a user's can collide.
+of each micro-step of it, and `records` keeps what both did. All of it lives in `_trl_grpo_ext`, so no names collide.
 """
 
 import functools

@@ -14,8 +14,7 @@ RELATIVE_TOLERANCE = 1e-5
 ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
 
-LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
-"""The loss of a batch, with a replacement for the policy's forward pass."""
+LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]  # with a replacement for the policy's forward pass
 
 
 class LossTrial:

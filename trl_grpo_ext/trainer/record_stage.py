@@ -4,7 +4,7 @@ import functools
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,7 +98,9 @@ class RecordStage:
         rows_N_C = self._facts.gather(torch.cat(tables_B_C, dim=1))
         self.add_metrics(metrics_of(changes, rows_N_C[:, 1:]))
         if self._trainer.model.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 1:], self._trainer.state.global_step))
+            for sentence in self._chain.without_effect(changes, rows_N_C[:, 1:], self._trainer.state.global_step):
+                if self._facts.rank == 0:
+                    warnings.warn(sentence, stacklevel=2)
         if self._row_count > 0:  # TRL's asynchronous trainer has no table
             acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
 
@@ -136,10 +138,6 @@ class RecordStage:
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         acting.add_metrics(self._trainer, metrics)
-
-    def warn(self, sentences: Iterable[str]) -> None:
-        for sentence in sentences if self._facts.rank == 0 else ():
-            warnings.warn(sentence, stacklevel=2)
 
 
 PHASES = ("generation", "rewards", "update")

@@ -22,7 +22,6 @@ from .upstream.reading import LossSettings, Progress, RunFacts
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
 """What of a micro-batch makes the denominator: nothing, its rows, its tokens, or the losses, which it sees."""
 
-
 Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
 
 
@@ -224,8 +223,7 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
     return [policy, *itertools.compress((terms.KL, terms.ENTROPY, terms.AUXILIARY), are_there), *further]
 
 
-RELATIVE_TOLERANCE = 1e-3
-"""Far above what rounding does to these sums, far below what a changed reduction or a foreign term does."""
+RELATIVE_TOLERANCE = 1e-3  # far above what rounding does to these sums, far below what a foreign term does
 
 
 def self_check(

@@ -35,7 +35,6 @@ _PAD: Mapping[str, float] = {
 _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
 """Entries of a rollout that shapers make, kept so that these need not run again."""
 
-
 Row = dict[tuple[str, str], Any]
 """A completion by where its data are from and their name: `("batch", "completion_ids")`; on the CPU, unpadded."""
 

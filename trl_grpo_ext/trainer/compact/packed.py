@@ -28,8 +28,7 @@ Integers = npt.NDArray[np.int64]
 
 Lengths = Integers  # `(rows, 2)`: tokens of each row's prompt and of its completion, without padding
 Groups = Integers  # a number for each row, the same for rows that share a prompt
-PAIRS = 2**16
-"""Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
+PAIRS = 2**16  # of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ Runs = npt.NDArray[np.bool_]  # which rows have to run
 Tokens = Iterator[npt.NDArray[np.int64]]
 """For parts of 1, 2, ... rows: the tokens of the part that starts at each place of the order, on the rank with most."""
 
-PASS_TOKENS = 64
-"""What one more forward and backward pass costs, in tokens: it reads all weights and adds to all of their gradients."""
+PASS_TOKENS = 64  # what one more pass costs, in tokens: it reads all weights and adds to all of their gradients
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Plan:
     """How one block runs on one rank."""
 
     steps: tuple[tuple[int, ...], ...]  # by micro-step this rank's rows in the block; -1 where it has none left
-    live: int  # tokens of the rows in the plan, without padding
     computed: int  # tokens computed, with padding and placeholders beside rows
     dropped: int  # rows that are not in the plan
     idle: int  # micro-steps that hold nothing but placeholders
@@ -151,7 +149,6 @@ def _deal(
     prompts = {} if groups is None else dict(zip(groups[order].tolist(), lengths[order, 0].tolist(), strict=True))
     return Plan(
         steps=tuple(steps),
-        live=int(lengths[order].sum()),
         computed=sum(part_tokens(lengths, step, groups) for step in steps),
         dropped=len(lengths) - len(order),
         idle=sum(max(step) < 0 for step in steps),

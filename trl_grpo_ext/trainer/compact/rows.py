@@ -14,7 +14,7 @@ from .plan import Plan, plan_block
 
 _OF_PLACEHOLDERS = {"advantages": 0, BatchKeys.weights: 0, "completion_mask": 0, BatchKeys.row_id: -1}
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
-"""From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
+"""From TRL's micro-batch and a part: the factor on the advantages of its rows there; None for 1."""
 
 
 def row_lengths_and_kinds(batch: dict[str, Any]) -> torch.Tensor:

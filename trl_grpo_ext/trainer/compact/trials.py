@@ -28,16 +28,13 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 logger = logging.getLogger(__name__)
 
 ROWS = 6  # rows of each rank that a trial runs
-PADDED = 3
-"""Those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt."""
+PADDED = 3  # those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt
 
 SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
-GRADIENT_FLOOR = 1e-4
-"""Nor do those of a parameter's gradient, relative to it. The least of a model that sees its place is 2e-3."""
-MARGIN = 3
-"""Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
+GRADIENT_FLOOR = 1e-4  # nor do a gradient's, relative to it; the least of a model that sees its place is 2e-3
+MARGIN = 3  # tokens by which a length is surely beyond what the model makes of a number in its config
 
 LARGE = 2**24  # numbers of a buffer that no model changes in a pass; quantised weights may be buffers
 Result = TypeVar("Result")
@@ -168,9 +165,7 @@ class Trials:
             if trial is None:
                 return self._find(NOTHING, f"rows of the batch do not run without dropout ({wrong})")
             if trial.ranks_tokens:
-                return self._find(
-                    NOTHING, "the model chooses tokens by rank (topk), and padding decides between equals"
-                )
+                return self._find(NOTHING, "the model chooses tokens by rank (topk), and padding decides ties")
             if not trial.shows_places:
                 return NOTHING
             with torch.no_grad():

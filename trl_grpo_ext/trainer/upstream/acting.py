@@ -71,15 +71,16 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
-    own = {name: getattr(trainer, name) for name in ("reward_func_names", "reward_funcs", "reward_weights")}
+    names = trainer.reward_func_names
+    functions = trainer.reward_funcs
+    weights = trainer.reward_weights
 
     def more(added: Sequence[str]) -> None:
-        weights = own["reward_weights"]
-        trainer.reward_func_names = [*own["reward_func_names"], *added]
-        trainer.reward_funcs = [*own["reward_funcs"], *[None] * len(added)]
+        trainer.reward_func_names = [*names, *added]
+        trainer.reward_funcs = [*functions, *[None] * len(added)]
         trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
 
-    with attributes(trainer, **own):
+    with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
         yield more
 
 
