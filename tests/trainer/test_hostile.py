@@ -1,7 +1,6 @@
 """A plugin or reward that breaks its contract on one rank stops all ranks with one error, and none of them hangs.
 
-One launch runs them all in turn, with trainings that work in between: had a rank been left in a collective, or one
-exchange too few been made, the next one would not work. What each contract allows is tested without processes.
+One launch runs them all in turn, with trainings in between that would not work had a rank been left in a collective.
 """
 
 from pathlib import Path

@@ -188,7 +188,7 @@ def outcomes_of(
 
 
 def _deviation(values: torch.Tensor) -> float:
-    known = values[~torch.isnan(values)].tolist()
+    known: list[float] = values[~torch.isnan(values)].tolist()
     if len(known) < 2:
         return 0.0 if known else math.nan
     return statistics.stdev(known)  # of equal numbers exactly 0

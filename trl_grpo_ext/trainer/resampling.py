@@ -200,7 +200,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     prompts = columns["batch", "prompt_mask"].sum(dim=1).tolist()
     written = [len(ids) for ids in scored.completion_ids]
     rewards_B_K = scored.rewards_N_K[rollout.local_rows].cpu()
-    masks = scored.tool_masks if len(scored.tool_masks or ()) == len(written) else [None] * len(written)
+    masks: Sequence[Any] = scored.tool_masks or ()
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
         values: torch.Tensor = columns[key][row]
@@ -221,7 +221,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             "rewards": rewards_B_K[row].clone(),
             "parts": {name: parts[row] for name, parts in scored.parts.items()},
             "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
-            "tool_mask": masks[row],
+            "tool_mask": masks[row] if len(masks) == len(written) else None,
         }
         rows.append(found | {("scored", name): value for name, value in seen.items()})
     return rows

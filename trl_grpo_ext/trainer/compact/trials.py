@@ -354,7 +354,8 @@ def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
             hooks.enter_context(module.register_forward_pre_hook(functools.partial(see, name)))
         value = loss()
         for number, parameter in used.values():
-            hooks.enter_context(parameter.register_hook(functools.partial(project, number)))
+            hook = parameter.register_hook(functools.partial(project, number))  # type: ignore[no-untyped-call]
+            hooks.enter_context(hook)
         torch.autograd.grad(value, [parameter for _, parameter in used.values()], allow_unused=True)
     return found
 

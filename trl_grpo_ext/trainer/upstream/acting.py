@@ -42,9 +42,8 @@ def small_head_tiles(device: torch.device) -> AbstractContextManager[None]:
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
     """Keep a frozen copy, named `ref`, of an adapter that will be trained further, as TRL does if `beta` is above 0."""
     beta = getattr(args, "beta", 0.0)
-    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
-        return
-    if "ref" in model.peft_config:
+    known = isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model)
+    if known or "ref" in model.peft_config:
         return
     trained = model.active_adapter
     model.add_adapter("ref", model.peft_config[trained])
