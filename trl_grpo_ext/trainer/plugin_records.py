@@ -52,12 +52,12 @@ class PluginRecords:
     def _compare(self, resume_from_checkpoint: str | bool) -> None:
         """Compare with the folder to resume from; if there is none, the trainer itself reports it."""
         place = str(resume_from_checkpoint)
-        if resume_from_checkpoint is True and Path(self.args.output_dir).is_dir():
-            place = get_last_checkpoint(self.args.output_dir) or ""
         found: dict[str, Any] | None = None
-        folder = Path(place)
         with self.agreement.section():
-            if self.args.process_index == 0 and place and folder.is_dir():
+            main = self.args.process_index == 0
+            if main and resume_from_checkpoint is True and Path(self.args.output_dir).is_dir():
+                place = get_last_checkpoint(self.args.output_dir) or ""
+            if main and place and (folder := Path(place)).is_dir():
                 check_resumed(folder)
                 if (folder / STATE).is_file() and (lacking := missing_state(folder, 0, self.args.world_size)):
                     _warn(f"{folder} has no {lacking}: the resumed run differs from one that went on.")

@@ -340,9 +340,9 @@ class Packing:
             output.last_hidden_state = output.last_hidden_state.index_select(1, predictors)
             return output
 
-        asked = {"logits_to_keep": len(packed.scored_K), "compute_entropy": given.get("compute_entropy", False)}
+        asked = (scored, torch.ones_like(scored), len(packed.scored_K))
         with backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick):
-            output = method(given["model"], scored, torch.ones_like(scored), **asked)
+            output = method(given["model"], *asked, compute_entropy=given.get("compute_entropy", False))
         if ran != 1:
             what = f"{type(backbone).__name__} ran {ran} times in one pass of TRL's, not once"
             raise UpstreamError(f"compact_updates: {what}. Set compact_updates: off.")
