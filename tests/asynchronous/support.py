@@ -177,7 +177,6 @@ def messages(count: int) -> Dataset:
 
 
 def letters(completions: list[Any], **columns: Any) -> list[float]:
-    """How many of the characters are digits."""
     return [sum(letter in "0123456789" for letter in said[0]["content"]) / 4.0 for said in completions]
 
 
