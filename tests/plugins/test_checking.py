@@ -68,6 +68,15 @@ def test_check_contract_refuses_slips(kind: Kind, name: str, value: Any, right: 
             check_contract(kind, wrong, "It")
 
 
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+@pytest.mark.parametrize("kind", ["advantage_hook", "prompt_sampler"])
+def test_check_contract_refuses_half_of_a_state(kind: Kind, method: str) -> None:
+    half = plugin(kind, state_dict=lambda self: {}, load_state_dict=lambda self, state: None)
+    setattr(type(half), method, None)
+    with pytest.raises(PluginContractError, match="alone"):
+        check_contract(kind, half, "It")
+
+
 @pytest.mark.parametrize("name", ["declare", "declaration", "Declares", "settings"])
 def test_check_contract_refuses_a_declaration_of_another_name(name: str) -> None:
     aggregation = plugin("loss_aggregation", **{name: AggregationDeclaration(per_step=True)})

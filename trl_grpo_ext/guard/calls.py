@@ -121,7 +121,7 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         values = returned.tolist()  # an array
     elif isinstance(returned, Iterator):
         values = list(returned)
-    if not isinstance(values, list | tuple) or len(values) != count or isinstance(values[0], list):
+    if not isinstance(values, list | tuple) or len(values) != count or (values and isinstance(values[0], list)):
         what = f"{type(returned).__name__}, {returned!r:.80}"
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
