@@ -14,7 +14,7 @@ class BatchKeys:
     reward = "trl_grpo_ext_reward"  # `(B,)`, weighted, after the shapers
     raw_reward = "trl_grpo_ext_raw_reward"  # `(B,)`, weighted, before them
     baseline = "trl_grpo_ext_baseline"  # `(B,)`, mean reward of the group
-    zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, whether the group is without signal
+    zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, as `Forward.zero_variance_B`
     allowed_signs = "trl_grpo_ext_allowed_signs"  # `(B, T)`, those of advantages that masks let through later
     row_id = "trl_grpo_ext_row_id"  # `(B,)`, running number of the completion over all ranks and batches; or -1
     weights = "trl_grpo_ext_weights"  # `(B, T)`, of the selected aggregation
