@@ -43,17 +43,9 @@ def fitting(selection: Any) -> dict[str, Any]:
 
 
 def job(hooks: Any, rows: int) -> Job:
-    return {
-        "hooks": hooks,
-        "per_device_train_batch_size": rows,
-        "prompt_count": 6,
-        "part_rewards": True,
-        "beta": 0.04,
-        "num_iterations": 2,  # so that the second step is off policy
-        "max_steps": 2,
-        "loss_aggregation": "token_mean",
-        "learning_rate": 0.02,
-    }
+    plugins = {"hooks": hooks, "part_rewards": True, "loss_aggregation": "token_mean"}
+    off_policy = {"num_iterations": 2, "max_steps": 2, "beta": 0.04, "learning_rate": 0.02}
+    return {**plugins, **off_policy, "per_device_train_batch_size": rows, "prompt_count": 6}
 
 
 BUILT_IN = [info for info in available("advantage_hook") if info.builtin]

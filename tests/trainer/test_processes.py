@@ -39,13 +39,8 @@ CUTS: dict[str, tuple[int, Job]] = {
     "2x2": (2, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "seed": 4}),
     "4x1": (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "seed": 5}),
 }
-COMMON: Job = {
-    "learning_rate": 0.01,
-    "prompt_count": 8,
-    "beta": 0.04,
-    "hooks": HOOKS,
-    "mask_truncated_completions": True,
-}
+COMMON: Job = {"learning_rate": 0.01, "prompt_count": 8, "beta": 0.04, "hooks": HOOKS}
+COMMON["mask_truncated_completions"] = True
 POOL = {"name": "difficulty_pool", "fails_at": -1.0, "solved_at": 2.0}
 STOCK: Job = {"prompt_count": 8, "stock": True, "float64": True, "max_steps": 2}
 
@@ -72,11 +67,8 @@ SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "m
 
 UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}
 # Both look at the generation batch of all ranks; how far the policy has moved shows at the second step.
-TOKEN_LOSSES: Job = {
-    "token_losses": [{"name": "kl_cov", "share": 0.2}, {"name": "clip_cov", "share": 0.3, "low": 0.0}],
-    "num_iterations": 2,
-    "learning_rate": 0.5,
-}
+TOKEN_LOSSES: Job = {"num_iterations": 2, "learning_rate": 0.5}
+TOKEN_LOSSES["token_losses"] = [{"name": "kl_cov", "share": 0.2}, {"name": "clip_cov", "share": 0.3, "low": 0.0}]
 COMPACT: dict[str, Job] = {
     "flat groups": {"flat_groups": True, "loss_type": "grpo"},
     "a quiet rank": {"quiet_rank": True, "loss_type": "grpo"},

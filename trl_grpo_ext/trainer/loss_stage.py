@@ -74,7 +74,7 @@ class LossStage:
             return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
-        with nullcontext() if self.updates is None else self.updates.small_head_tiles():
+        with nullcontext() if self.updates is None else acting.small_head_tiles(self.facts.device):
             return self.records.time_step(functools.partial(inherited, *arguments, **keywords))
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -52,17 +52,12 @@ class DrawnPrompts:
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
 
-    @property
-    def inside_a_batch(self) -> bool:
-        """Whether a checkpoint would fall inside a generation batch, and so could not be resumed from."""
-        return not reading.between_batches(self.trainer)
-
     def state(self) -> dict[str, Any]:
         return {
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
             "sampler": dict(self.sampler.state_dict()) if self._started and self.facts.rank == 0 else {},
-            "inside_a_batch": self.inside_a_batch,
+            "inside_a_batch": reading.inside_a_batch(self.trainer),
         }
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
@@ -225,7 +220,7 @@ class PromptsState(KeptState):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Tell `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
-        state.inside_a_batch = self.prompts.inside_a_batch
+        state.inside_a_batch = reading.inside_a_batch(self.prompts.trainer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Before a generation batch, draw its first round; without one the training is over."""

@@ -46,13 +46,8 @@ class Seen(Float64ExtTrainer):
         return super()._compute_loss(model, inputs)
 
 
-COMMON: dict[str, Any] = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-    "prompt_count": 8,
-    "reward_funcs": flat("aceg"),
-    "learning_rate": 0.02,
-}
+COMMON: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "prompt_count": 8}
+COMMON |= {"reward_funcs": flat("aceg"), "learning_rate": 0.02}
 """Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
 
 

@@ -5,7 +5,6 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...credit.terms import Term
 from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
 from ..selected import SelectedPlugins
-from ..upstream import acting, contract, images, reading
+from ..upstream import contract, images, reading
 from ..upstream.images import Images
 from ..upstream.reading import RunFacts
 from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
@@ -65,9 +64,6 @@ class CompactUpdates:
         self._image_token = image_token_of(self.policy()[1])
         self._trials = Trials(self.packing, self.policy, self.facts)
         self._planned: list[dict[str, Any]] = []
-
-    def small_head_tiles(self) -> AbstractContextManager[None]:
-        return acting.small_head_tiles(self.facts.device)
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""

@@ -108,9 +108,9 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     return rows, sampler
 
 
-def between_batches(trainer: Any) -> bool:
-    """Whether TRL generates at the next micro-step."""
-    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
+def inside_a_batch(trainer: Any) -> bool:
+    """Whether TRL generates nothing at the next micro-step, so that no run could resume from a checkpoint here."""
+    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations))
 
 
 @dataclass(frozen=True)
