@@ -71,9 +71,8 @@ def in_section(body: Body) -> Body:
     return wrapped
 
 
-def assert_all_raise(results: list[Any], kind: type[Exception], message: str) -> None:
-    assert {type(result) for result in results} == {kind}
-    assert {str(result) for result in results} == {message}
+def assert_all_raise(results: list[Any], kind: type[BaseException], message: str) -> None:
+    assert {(type(result), str(result)) for result in results} == {(kind, message)}
 
 
 def test_gather_is_in_rank_order_and_padded() -> None:
@@ -126,9 +125,7 @@ def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
             raise KeyboardInterrupt
         agreement.gather(torch.ones(2))
 
-    results = Ranks(2).run(in_section(interrupted))
-    assert {type(result) for result in results} == {KeyboardInterrupt}
-    assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
+    assert_all_raise(Ranks(2).run(in_section(interrupted)), KeyboardInterrupt, f"On rank {hostile}: interrupted")
 
     alone = Agreement(0, 1, lambda tensor: tensor)
     with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\)"), alone.section():
@@ -206,16 +203,9 @@ except TRLGRPOExtError as error:
 )
 def test_a_rank_that_was_killed_is_named_and_no_plugin_is_blamed(place: str) -> None:
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK.replace("{place}", place)],
-            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    command = [sys.executable, "-c", RANK.replace("{place}", place)]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(command, env={**common, "OMP_NUM_THREADS": "1", "RANK": rank}, **how) for rank in "01"]
     (out, err), _ = [rank.communicate(timeout=60) for rank in ranks]
     assert ranks[1].returncode == -signal.SIGKILL
     kind, message, cause = out.strip().split("|")
@@ -231,11 +221,9 @@ def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:
         calls.append(tensor)
         raise KeyboardInterrupt
 
-    agreement = Agreement(0, 2, gather)
-    try:
+    with pytest.raises(KeyboardInterrupt) as raised:
         gather(torch.ones(1))
-    except KeyboardInterrupt as error:
-        agreement.stand_in(error, gather, torch.ones(1))
+    Agreement(0, 2, gather).stand_in(raised.value, gather, torch.ones(1))
     assert len(calls) == 1
 
 
