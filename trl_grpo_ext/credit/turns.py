@@ -106,8 +106,7 @@ def _characters(offsets: Sequence[tuple[int, int]], run: tuple[int, int]) -> tup
 def _calls(
     message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], async_tools: Collection[str]
 ) -> list[ToolCall]:
-    """A message's calls with their results, which are named and come in the order of the calls, asynchronous ones
-    last."""
+    """A message's calls with their results: named, in the order of the calls, those of asynchronous tools last."""
     calls = [ToolCall(name=str(one.get("name", "")), arguments=one.get("arguments")) for one in tool_calls(message)]
     if not answers:
         return [replace(call, outcome="unanswered") for call in calls]
