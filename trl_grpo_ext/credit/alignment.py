@@ -4,8 +4,6 @@ Encoding the text again need not give the tokens that the model sampled. So the 
 again on these, and every character remembers the tokens it came from; the result must be the tokenizer's text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,10 +1,7 @@
 """The parts that rewards consist of: their names agreed over all ranks, and their places as tokens.
 
-Scores and names are read at once. Places are looked up when somebody reads them, since that needs a text that can be
-matched with its tokens.
+Scores and names are read at once, places when somebody asks for them: that needs a text that matches its tokens.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools

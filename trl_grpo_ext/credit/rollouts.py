@@ -1,11 +1,9 @@
 """Build a `Rollout` from rows: texts, tokens, rewards and groups. It needs no trainer, so any process can do it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,7 +48,7 @@ class RowTensors:
     logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prompt_ids: Arrays, completion_ids: Arrays, masks: Arrays, pad_id: int, **logps: Arrays) -> RowTensors:
+    def of(cls, prompt_ids: Arrays, completion_ids: Arrays, masks: Arrays, pad_id: int, **logps: Arrays) -> Self:
         """Pad rows of tokens; a mask is 1 where the model wrote a token, which counts in the loss, and 0 for a tool."""
         by_tools = any((mask == 0).any() for mask in masks)
         return cls(

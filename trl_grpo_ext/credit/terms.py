@@ -53,7 +53,7 @@ class TakenApart:
         kept = dict(self.tokens)
         if further.replace_policy:
             del kept[POLICY.name]
-        return replace(self, tokens=kept | further.values)
+        return replace(self, tokens={**kept, **further.values})
 
     @property
     def loss_B_T(self) -> torch.Tensor:

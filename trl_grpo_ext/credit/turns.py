@@ -1,10 +1,7 @@
 """The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
-A turn is a run of tokens that the model wrote, by the tool mask. Messages are matched with these runs one by one, or
-not at all if their numbers differ.
+A turn is a run of tokens that the model wrote. Messages are matched with these runs one by one, or not at all.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque

@@ -37,7 +37,7 @@ def checked_whole(label: str, value: object, lowest: int) -> int:
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
     """Return a parameter that must be one of a few words."""
     if not isinstance(value, str) or value not in choices:
-        wanted = " or ".join(repr(choice) for choice in choices)
+        wanted = " or ".join(repr(choice) for choice in choices) or "left out"
         raise ConfigurationError(f"{label} must be {wanted}, got {value!r}.")
     return value
 
