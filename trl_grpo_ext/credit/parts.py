@@ -68,7 +68,8 @@ def part_metrics(
         return {}
     mine = torch.tensor([*sums.values()], dtype=torch.float64, device=device)
     metrics: dict[str, float] = {}
-    for name, (count, total, there) in zip(sums, gather(mine.unsqueeze(0)).sum(dim=0).tolist(), strict=True):
+    totals = gather(mine.view(1, -1)).sum(dim=0).view(-1, 3).tolist()
+    for name, (count, total, there) in zip(sums, totals, strict=True):
         if count:
             metrics |= {f"{name}/mean": total / count, f"{name}/present": there / count}
     return metrics

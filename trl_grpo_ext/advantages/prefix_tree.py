@@ -1,0 +1,3 @@
+"""Its old place."""
+
+from .returns import PrefixTree  # noqa: F401

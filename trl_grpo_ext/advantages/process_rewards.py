@@ -1,0 +1,3 @@
+"""Its old place."""
+
+from .parts import ProcessRewards  # noqa: F401

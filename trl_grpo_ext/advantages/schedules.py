@@ -1,0 +1,3 @@
+"""Its old place."""
+
+from .transforms import RewardSchedule  # noqa: F401
