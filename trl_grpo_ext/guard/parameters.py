@@ -40,7 +40,7 @@ def checked_whole(label: str, value: object, lowest: int) -> int:
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
     """Return a parameter that must be one of a few words."""
-    wanted = " or ".join(map(repr, choices))
+    wanted = " or ".join(map(repr, choices)) or "left out"
     return value if isinstance(value, str) and value in choices else _refuse(label, wanted, value)
 
 
