@@ -108,6 +108,5 @@ def test_declaration_of() -> None:
 
 
 def test_declaration_of_a_newer_contract() -> None:
-    says = f"for version {CONTRACT_VERSION + 1} of the plugin contract.* has version {CONTRACT_VERSION}: upgrade"
-    with pytest.raises(PluginContractError, match=says):
+    with pytest.raises(PluginContractError, match=f"version {CONTRACT_VERSION + 1} .* has {CONTRACT_VERSION}"):
         HookDeclaration.of(Newer())

@@ -17,7 +17,7 @@ from ..credit import flow
 from ..credit.chain import Change
 from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
-from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
+from ..credit.signal import groups_of, rewards_are_equal, signal_table, zero_variance_of
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
@@ -231,7 +231,7 @@ class RolloutStage:
             self.totals.clear()
             self.totals[self._batches] = rollout.totals
             batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
-            self.records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+            self.records.add_metrics({"groups/zero_variance": 1.0 - float(groups_of(signal_N_C).double().mean())})
         if implements(self.plugins.aggregation, "weights"):
             with self._section():
                 weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)

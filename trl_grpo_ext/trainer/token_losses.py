@@ -33,8 +33,8 @@ class TokenLosses:
         found = []
         for name, loss in self._losses.items():
             declared = TokenLossDeclaration.of(loss)
-            acts = [name] * (not declared.needs_advantage)
-            found.append(Term(name=name, mixes_rows=[name] * (not declared.independent), acts_without_advantage=acts))
+            acts = not declared.needs_advantage
+            found.append(Term(name=name, mixes_rows=not declared.independent, acts_without_advantage=acts))
         return found
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
