@@ -90,7 +90,7 @@ def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, 
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
     facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
-    unknown = []
+    unknown: list[Problem] = []
     try:
         unknown += _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module

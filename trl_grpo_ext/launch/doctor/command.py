@@ -84,7 +84,7 @@ def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
     if not _hub_answers():
         environment["HF_HUB_OFFLINE"] = "1"  # else every file is asked for again and again, for minutes
     words = [sys.executable, "-m", f"{__package__}.{module}", *map(str, paths)]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(words, env=environment, errors="replace", check=False, **streams)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return "\n".join(lines[-8:])

@@ -180,10 +180,9 @@ class _Probe:
         cause = error
         if isinstance(error, SystemExit):
             cause = error.__cause__ or error.__context__ or error
-        chain = []
-        while error is not None and error not in chain:
-            chain.append(error)
-            error = error.__cause__ or error.__context__
+        chain = [error]
+        while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and earlier not in chain:
+            chain.append(earlier)
         words = _said(cause)
         reached = f"The script stopped before its trainer: {words}"
         alone = "what follows is from its settings alone"
@@ -272,4 +271,5 @@ def _said(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    _Probe(*pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])).run()
+    launched, machine, longest_prompt = pickle.loads(Path(sys.argv[1]).read_bytes())
+    _Probe(launched, machine, longest_prompt, Path(sys.argv[2])).run()
