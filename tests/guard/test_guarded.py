@@ -246,7 +246,7 @@ def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextl
         ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
         ({"retries": -1}, "retries must be a whole number, 0 or more, got -1"),
         ({"memory_mb": 100}, "memory_mb is for worker processes"),
-        ({"on_error": "zero"}, "the outcome 'error' must become a finite number, null or raise, got 'zero'"),
+        ({"on_error": "zero"}, "the outcome 'error' must be a finite number, null or raise, got 'zero'"),
         ({"on_error": 0.0, "outcomes": {"error": 1.0}}, "on_error is 0.0 and outcomes has 'error' too"),
         ({"outcomes": {"right": 1.0}}, "has no outcome 'right' to set; it has: timeout, died, error"),
     ],

@@ -24,9 +24,7 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
-        raise PluginOutputError(
-            f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.", "gradient"
-        )
+        raise PluginOutputError(f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.")
     refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses")
     return loss_B_T
 
@@ -67,9 +65,7 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
 def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, torch.Tensor]:
     """Named values `(B, T)`, 0 off the mask; refused unless they are finite floating point numbers of that shape."""
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise PluginOutputError(
-            f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.", "shape"
-        )
+        raise PluginOutputError(f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.")
     values = {}
     for name, one in found.items():
         values_B_T = tensor_like(mask_B_T, one, f"{label}: {name}").detach().masked_fill(mask_B_T == 0, 0.0)

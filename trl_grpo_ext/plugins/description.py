@@ -23,10 +23,19 @@ from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import Declaration, role_of
 from .building import import_plugin
-from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
+from .discovery import (
+    Installed,
+    PluginInfo,
+    clash,
+    find,
+    is_allowed,
+    module_spec,
+    normalise,
+    split_target,
+    unknown_name,
+)
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind
-from .metadata import module_spec, normalise
 from .selection import parse_selection
 
 PLACEHOLDER = "REPLACE_ME"
