@@ -96,5 +96,5 @@ def test_declaration_of() -> None:
         HookDeclaration.of(Wrong())
     with pytest.raises(PluginContractError, match=r"Fixed .*HookDeclaration"):
         FilterDeclaration.of(Fixed())
-    with pytest.raises(PluginContractError, match=f"version {CONTRACT_VERSION + 1}.* {CONTRACT_VERSION}: upgrade"):
+    with pytest.raises(PluginContractError, match=f"version {CONTRACT_VERSION + 1} .* has {CONTRACT_VERSION}"):
         HookDeclaration.of(Newer())

@@ -185,7 +185,6 @@ def ordinary_call(
 
 
 def _ids(completion: Any) -> list[int]:
-    """One token per four characters; rewards only read their number."""
     text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
     return [1 + ord(character) % 500 for character in text[::4]]
 
@@ -279,7 +278,6 @@ class RewardChecks(Checks):
         return returned if hasattr(returned, "__len__") or not hasattr(returned, "__iter__") else list(returned)
 
     def _scores(self, batch: RewardCall) -> Scores:
-        """The same, checked against the contract."""
         return self._read(self._raw(batch), batch)
 
     def _read(self, returned: Any, batch: RewardCall) -> Scores:
@@ -292,7 +290,6 @@ class RewardChecks(Checks):
         return scores
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: RewardCall) -> None:
-        """Compare scores that should be equal; `what` names the two."""
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if not _same(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", batch)
@@ -459,7 +456,6 @@ def run_together(*works: Callable[[], T]) -> list[T]:
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """Whether two scores are the same, up to the last digits."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
@@ -486,7 +482,6 @@ def process_state() -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The changes, in words."""
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
