@@ -13,9 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from trl import GRPOTrainer
 
-from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
 from trl_grpo_ext.guard.guarded import Guarded, guarded
 from trl_grpo_ext.types import END, Part, Parts, Place
@@ -206,18 +204,6 @@ def test_a_call_that_raises_is_made_again_as_often_as_asked(
     reward = made(third_time, retries=1, on_error=None, **options)
     assert reward(completions=["b"]) == [None]
     assert (tmp_path / "b").stat().st_size == 2
-
-
-@pytest.mark.slow
-def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(tiny_model: Path, tmp_path: Path, made: Made) -> None:
-    reward = made(length_reward, timeout=60.0, workers=2)
-    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, reward_funcs=[length_reward])
-    ours = train(tiny_model, tmp_path / "guarded", GRPOTrainer, reward_funcs=[reward])
-    for theirs, mine in zip(plain.logs, ours.logs, strict=True):
-        shared = {name: value for name, value in mine.items() if not name.startswith("outcomes/")}
-        assert shared == theirs
-    assert ours.logs[0]["outcomes/length_reward/scored"] == 1.0
-    assert all(torch.equal(ours.weights[name], value) for name, value in plain.weights.items())
 
 
 def test_it_pickles_with_its_settings_and_without_its_processes(made: Made, trace: Trace) -> None:
