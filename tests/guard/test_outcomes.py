@@ -18,10 +18,8 @@ def judged(*outcomes: Outcome) -> list[Judgement]:
 
 
 def test_policy_defaults_by_whose_fault() -> None:
-    policy = OutcomePolicy("r", EVERY)
-    scores = policy.scores(judged(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE))
-    assert scores == [1.0, 0.0, 0.0, None]
-    assert policy.scores(judged(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED)) == [0.0, 0.0, 0.0]
+    outcomes = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.TIMEOUT, Outcome.DIED)
+    assert OutcomePolicy("r", EVERY).scores(judged(*outcomes)) == [1.0, 0.0, 0.0, None, 0.0, 0.0]
 
 
 def test_each_outcome_can_be_changed() -> None:

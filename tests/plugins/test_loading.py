@@ -374,11 +374,6 @@ def test_parameters_that_do_not_fit(own: ModuleType, selection: dict[str, Any], 
     assert (caught.value.__cause__ is not None) == any(word in says for word in ("thank you", "YAML", "missing"))
 
 
-def test_parameters_of_an_aggregation_name_its_switch() -> None:
-    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .*: skip_zero_variance\.$"):
-        resolve("loss_aggregation", {"name": "token_mean", "skip_zero_varaince": True})
-
-
 @pytest.mark.parametrize("error", ["KeyError", "SystemExit"])
 def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
     with pytest.raises(BrokenPluginError, match=f"raised {error}") as caught:

@@ -5,8 +5,7 @@ gathers a tensor of some shape, that its section is finished, or that it failed,
 if all gather shapes that fit; else all raise the same error.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there takes
-part in that gather, with a stand-in, and raises in the section that follows. If another rank was killed, the collective
-fails, and `_lost` names that rank instead of a plugin.
+part in it with a stand-in, and raises in the section that follows. Where another rank was killed, `_lost` names it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Read one entry of a selection, spelled alike in Python, in YAML and on the command line.
 
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
-string that starts with `{` is such a mapping in YAML's flow style, for parameters on a command line.
-
-Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, and a loss aggregation's
-`skip_zero_variance`.
+string that starts with `{` is such a mapping in YAML's flow style, for a command line. Keys beside the parameters are a
+reward's `weight` and `guard`, and a loss aggregation's `skip_zero_variance`.
 """
 
 from __future__ import annotations
