@@ -12,12 +12,12 @@ import torch
 from tests.contexts import make_rollout
 from tests.support import train
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.records.token_records import COLUMNS, TokenRecorder, write_records
+from trl_grpo_ext.records.token_records import SCHEMA, TokenRecorder, write_records
 from trl_grpo_ext.types import END, Part, Parts
 
 
 def record(**values: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(COLUMNS), "group": 0, "member": 0, "rewards": [], **values}
+    return {**dict.fromkeys(SCHEMA.names), "group": 0, "member": 0, "rewards": [], **values}
 
 
 def test_recorder_warns_once_when_it_cannot_write(tiny_model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...records.pictures import MOST, data_uri
-from ...records.token_records import COLUMNS
+from ...records.token_records import SCHEMA
 from ...records.writing import evenly
 from ..run_files import messages_in, step_of
 from .trained_run import Run, is_number
@@ -255,7 +255,7 @@ def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
 
 
 def _of_records(run: Run, path: Path) -> list[Row]:
-    columns = run.columns_of(path, list(COLUMNS))
+    columns = run.columns_of(path, SCHEMA.names)
     if columns is None:
         return []
     rows = []
