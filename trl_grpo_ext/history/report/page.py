@@ -65,10 +65,10 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
     figures = []
     absent = []
     for plot, svg in svgs(runs):
-        if isinstance(svg, str):
-            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
+        if svg is None:
+            absent.append(f"{plot.title}: {plot.absent}")
         else:
-            absent.append(f"{plot.title}: {svg.reason}")
+            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
     data = page_data(runs if limit else [], limit)
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
     style = join_assets(STYLES)
