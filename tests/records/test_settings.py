@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import length_reward, train
 from trl_grpo_ext.errors import ManifestError
@@ -52,9 +53,7 @@ def test_secrets_are_left_out_wherever_they_stand() -> None:
     assert found["kwargs"]["at"] == "a@b"
 
 
-def test_everything_becomes_json(tmp_path: Path) -> None:
-    import torch
-
+def test_everything_becomes_json() -> None:
     class Quantisation:
         def to_dict(self) -> dict[str, Any]:
             return {"bits": 4, "dtype": torch.bfloat16}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,10 +63,11 @@ class Finding:
 class Curve:
     """A metric over steps, with its means over a moving window of a fifth of the points."""
 
-    def __init__(self, values: Mapping[int, float]) -> None:
-        self.steps = sorted(values)
-        self.values = np.array([values[step] for step in self.steps])
-        self.window = max(len(values) // 5, 1)
+    def __init__(self, points: Mapping[int, float]) -> None:
+        self.points = points
+        self.steps = sorted(points)
+        self.values = np.array([points[step] for step in self.steps])
+        self.window = max(len(points) // 5, 1)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -123,14 +124,10 @@ class RunFacts:
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
 
-    def values(self, key: str) -> dict[int, float]:
-        """The finite values of a metric, by step."""
-        known = [(entry["step"], entry.get(key)) for entry in self.history if "step" in entry]
-        return {int(s): float(v) for s, v in known if isinstance(v, int | float) and math.isfinite(v)}
-
     def curve(self, key: str) -> Curve:
-        """The finite values of a metric as a curve."""
-        return Curve(self.values(key))
+        """The finite values of a metric."""
+        known = [(entry["step"], entry.get(key)) for entry in self.history if "step" in entry]
+        return Curve({int(s): float(v) for s, v in known if isinstance(v, int | float) and math.isfinite(v)})
 
     @cached_property
     def keys(self) -> list[str]:
@@ -166,10 +163,19 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
 
 
 def findings(run: RunFacts) -> list[Finding]:
-    """The findings of a run, in the order of `DETECTORS`."""
+    """The findings of a run."""
     if len(run.reward) < SHORTEST_RUN:
         return []
-    return [one for detect in DETECTORS for one in detect(run)]
+    return [
+        *reward_against_metric(run),
+        *reward_fell(run),
+        *no_signal(run),
+        *truncated(run),
+        *entropy_gone(run),
+        *constant_reward(run),
+        *failing_reward(run),
+        *idle_parts(run),
+    ]
 
 
 def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
@@ -251,11 +257,11 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
     for name in run.rewards:
         judged = any(key.startswith(f"outcomes/{name}/") for key in run.keys)
         prefix, failures = ("outcomes", _FAILURES) if judged else ("rewards", ("none", "nan"))
-        shares = {failure: run.values(f"{prefix}/{name}/{failure}") for failure in failures}
+        shares = {failure: run.curve(f"{prefix}/{name}/{failure}").points for failure in failures}
         # An outcome is logged only when it occurs, and the reward only if it is known.
         nothing = dict.fromkeys({*run.reward.steps, *itertools.chain(*shares.values())}, 0.0)
-        curves = {failure: Curve(nothing | of_steps) for failure, of_steps in shares.items()}
-        total = Curve({step: sum(of_steps.get(step, 0.0) for of_steps in shares.values()) for step in nothing})
+        curves = {failure: Curve({**nothing, **points}) for failure, points in shares.items()}
+        total = Curve({step: sum(points.get(step, 0.0) for points in shares.values()) for step in nothing})
         first = total.since(total.means >= (total.means[0] + total.means[-1]) / 2, share=0.0)
         if total.change() < FAILING or first is None:
             continue
@@ -287,18 +293,6 @@ def idle_parts(run: RunFacts) -> Iterator[Finding]:
             more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
             sentence = f"{_IDLE[kind]} {', '.join(name for name, *_ in parts[:3])}{more}"
             yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
-
-
-DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
-    reward_against_metric,
-    reward_fell,
-    no_signal,
-    truncated,
-    entropy_gone,
-    constant_reward,
-    failing_reward,
-    idle_parts,
-)
 
 
 def _from_to(curve: Curve, window: int) -> str:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
@@ -300,21 +299,21 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         old: Of the checkpoint.
         new: Of this run.
     """
-    before, here = _by_key(old), _by_key(new)
+    before = _by_name(old)
+    here = _by_name(new)
     texts = []
-    for key, record in {**before, **here}.items():
-        name = f"{LABELS[record.kind]} {_text(record.name)}"
-        name += f" (inside {_text(record.inside)})" if record.inside else ""
-        if key in here and key in before:
-            texts += [f"{name}: {text}" for text in _changes(before[key], record)]
+    for name, record in {**before, **here}.items():
+        if name in here and name in before:
+            texts += [f"{name}: {text}" for text in _changes(before[name], record)]
         else:
-            where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
+            where = "here and not in the checkpoint" if name in here else "in the checkpoint and not here"
             texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        orders = [[key for key in one if key[0] == kind and key in before and key in here] for one in (before, here)]
-        if orders[0] != orders[1]:
-            names, names_here = (", ".join(_text(key[2]) for key in order) for order in orders)
-            texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
+        both = [name for name, one in before.items() if one.kind == kind and name in here]
+        order = [name for name in here if name in both]
+        if order != both:
+            then, now = (", ".join(_text(here[name].name) for name in names) for names in (both, order))
+            texts.append(f"{PLURALS[kind]}: the order is {then} in the checkpoint, {now} here")
     return texts
 
 
@@ -327,19 +326,18 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     ]
 
 
-def _by_key(manifest: Manifest) -> dict[tuple[str, str | None, str, int], PluginRecord]:
-    """The records by kind, place, name and a running number for duplicates."""
-    seen: Counter[tuple[str, str | None, str]] = Counter()
-    keyed: dict[tuple[str, str | None, str, int], PluginRecord] = {}
-    for record in manifest.plugins:
-        key = (record.kind, record.inside, record.name)
-        keyed[*key, seen[key]] = record
-        seen[key] += 1
-    return keyed
+def _by_name(manifest: Manifest) -> dict[str, PluginRecord]:
+    """The records by kind, name and place, as a sentence has them; duplicates are numbered."""
+    names = []
+    for one in manifest.plugins:
+        place = f" (inside {_text(one.inside)})" if one.inside else ""
+        names.append(f"{LABELS[one.kind]} {_text(one.name)}{place}")
+    return dict(zip(unique_names(names), manifest.plugins, strict=True))
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    before, here = _facts(old, new), _facts(new, old)
+    before = _facts(old, new)
+    here = _facts(new, old)
     origins = {(one.distribution, one.version, one.target) for one in (old, new)}
     if len(origins) == 1 and len({old.source_hash, new.source_hash} - {None}) > 1:
         yield "its source differs, although its version does not"

@@ -11,7 +11,7 @@ import io
 import json
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,19 +159,11 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
-    failed: list[int] | None = []
-    if -1 in turns:
-        try:
-            failed = [turn.number for turn in rollout.turns(row) if turn.failed]
-        except (AlignmentError, PluginOutputError):
-            failed = None
     prompt = rollout.prompts[row]
     if not isinstance(prompt, str):
         prompt = json.dumps(prompt, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
-    try:
-        spans: Sequence[tuple[int, int]] | None = rollout.offsets(row)
-    except AlignmentError:
-        spans = None
+    spans = _placed(lambda: rollout.offsets(row))
+    failed = _placed(lambda: [turn.number for turn in rollout.turns(row) if turn.failed]) if -1 in turns else []
     return {
         "prompt": encodable(prompt),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
@@ -189,6 +181,14 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         "turns": turns,
         "failed_turns": failed,
     }
+
+
+def _placed(find: Callable[[], Any]) -> Any:
+    """What is found in the text of a completion; None if its tokens cannot be matched with it."""
+    try:
+        return find()
+    except (AlignmentError, PluginOutputError):
+        return None
 
 
 def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:

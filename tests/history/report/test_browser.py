@@ -36,15 +36,8 @@ from trl_grpo_ext.testing.builders import turns_between
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
 
-MEGABYTES_20 = 20 * 10**6
-
 
 # ---------------------------------------------------------------------------------------------- what tests ask it
-
-
-def empty_logs(driver: Any) -> None:
-    driver.get_log("browser")
-    driver.get_log("performance")
 
 
 def assert_silent(driver: Any) -> None:
@@ -141,7 +134,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("first", "second")):
         write_big_run(folder / name, seed=seed)
     written = write_page(load_runs([folder / "first", folder / "second"]), folder / "report.html")
-    assert written.bytes < MEGABYTES_20
+    assert written.bytes < 20 * 10**6
     return folder
 
 
@@ -167,7 +160,8 @@ def freshly(driver: Any, page: Path) -> Iterator[Any]:
     """Open a page with an empty log before it."""
     set_device(driver, 1280, 900)
     prefer_colours(driver, "light")
-    empty_logs(driver)
+    driver.get_log("browser")
+    driver.get_log("performance")
     open_page(driver, page)
     yield driver
     assert_silent(driver)
