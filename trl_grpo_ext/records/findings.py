@@ -75,7 +75,8 @@ class Curve:
     @cached_property
     def means(self) -> Values:
         """The means of all windows, in order."""
-        return sliding_window_view(self.values, self.window).mean(axis=1) if self.steps else self.values
+        means: Values = sliding_window_view(self.values, self.window).mean(axis=1) if self.steps else self.values
+        return means
 
     @cached_property
     def best(self) -> int:

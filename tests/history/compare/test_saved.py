@@ -113,20 +113,6 @@ def test_spans_reach_their_tokens(tmp_path: Path, of_texts: bool) -> None:
     assert places == ([[8], [], [0], []] if of_texts else [[4], [], [0], []])
 
 
-def test_truncated_completions_are_masked(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": "p", "completion": "a b", "rewards": {"r": float(member)}, "truncated": member == 1}
-        for member in range(3)
-    ]
-    masked = {"mask_truncated_completions": True, "advantage_hooks": ["centred"]}
-    compared = compare(lines(tmp_path, rows), [{}, masked], tokenizer=str(EMBEDDED))
-    plain, without = (compared.results[f"selection {number}"][0] for number in (1, 2))
-    assert plain.mask_B_T.sum(1).tolist() == [4, 3, 4]
-    assert without.mask_B_T.sum(1).tolist() == [4, 0, 4]
-    assert without.advantages_B_T[1].tolist() == [0.0] * 4
-    assert without.weights_B_T[0].tolist() == pytest.approx([1 / 8] * 4)  # eight tokens count, not eleven
-
-
 def test_read_saved_takes_steps_and_a_limit(tmp_path: Path) -> None:
     for step in (3, 1, 2):
         rows = [

@@ -190,7 +190,8 @@ def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchRes
     )
     base_mass = base.mass_N.sum()
     other_mass = other.mass_N.sum()
-    moved = between_tokens = None
+    moved: float | None = None
+    between_tokens: float | None = None
     if base_mass > 0 and other_mass > 0:
         moved = float((base.mass_N / base_mass - other.mass_N / other_mass).abs().sum()) / 2
         pairs = zip(results[base.name], results[other.name], strict=True)

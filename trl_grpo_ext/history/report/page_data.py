@@ -215,13 +215,12 @@ class Row:
     @property
     def live_credit(self) -> Numbers:
         """What each live token gets: advantage times weight; the last advantage if it has not been trained on."""
-        if self.trained:
-            credit = self.values["advantage"].astype(numpy.float64) * self.values["weight"]
-        elif self.stages:
-            credit = self.stages[-1][1].astype(numpy.float64)
-        else:
+        if not self.trained and not self.stages:
             return numpy.zeros(0)
-        return credit[numpy.array(self.columns["live"], bool)]
+        last = self.values["advantage"] if self.trained else self.stages[-1][1]
+        weight = self.values["weight"] if self.trained else 1.0
+        credit: Numbers = (last.astype(numpy.float64) * weight)[numpy.array(self.columns["live"], bool)]
+        return credit
 
     @property
     def has_signal(self) -> bool:
