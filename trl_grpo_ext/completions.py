@@ -104,8 +104,7 @@ def _checked_part(name: Any, score: Any, weight: Any = 1.0, places: Any = WHOLE)
         pass
     raise PluginOutputError(
         "A part must have a name, a finite score or None, a weight of at least 0, and as places pairs (start, end) "
-        f"of characters or `Place`s, got {(name, score, weight, places)!r:.200}.",
-        "types",
+        f"of characters or `Place`s, got {(name, score, weight, places)!r:.200}."
     )
 
 

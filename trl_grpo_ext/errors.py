@@ -54,19 +54,7 @@ class RewardError(TRLGRPOExtError, ValueError):
 
 
 class PluginOutputError(TRLGRPOExtError, ValueError):
-    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask.
-
-    Attributes:
-        breaks: The part of the contract, named as the conformance kit names its rules ("shape", "finite", "mask", ...);
-            None if unknown.
-    """
-
-    breaks: str | None = None
-
-    def __init__(self, message: str = "", breaks: str | None = None) -> None:
-        super().__init__(message)
-        if breaks is not None:
-            self.breaks = breaks
+    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask."""
 
 
 class PluginRunError(TRLGRPOExtError, RuntimeError):
@@ -98,7 +86,7 @@ class ManifestError(TRLGRPOExtError, ValueError):
 
 
 def reworded(error: E, message: str) -> E:
-    """The error with another message; what else it carries, such as `breaks`, stays."""
+    """The error with another message; its notes stay."""
     other = type(error).__new__(type(error), message)
     vars(other).update(vars(error))
     return other

@@ -124,8 +124,9 @@ class AdvantageHook(Protocol):
     stand, made from the shaped rewards if there is a shaper. A hook with only `on_rewards` is a shaper and one with
     only `on_forward` a forward hook; these need not declare it. Estimators and transforms may have `on_forward` too.
 
-    Optional: `state_dict()` and `load_state_dict(state)`, a mapping of JSON values that must survive a checkpoint;
-    `metrics`, numbers on its last batch by name, the same on all ranks, logged as `advantage/<hook>/<name>`.
+    Optional: `state_dict()` and `load_state_dict(state)`, a mapping of JSON values that must survive a checkpoint, of
+    rank 0 for all ranks; `metrics`, numbers on its last batch by name, the same on all ranks, logged as
+    `advantage/<hook>/<name>`.
     """
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:

@@ -153,7 +153,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
     lengths = rollout.completion_mask_B_T.sum(1).int().tolist()
     weights = dict(zip(rollout.reward_names, rollout.reward_weights_K.tolist(), strict=True))
 
-    def apart(values: dict[int, float], key: Any) -> dict[int, float]:
+    def apart(values: dict[int, float], key: Any, *, scaled: bool = options["normalise"]) -> dict[int, float]:
         of_group = defaultdict(list)
         for row, value in values.items():
             of_group[key(row)].append(value)
@@ -161,7 +161,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
         for row, value in values.items():
             others = of_group[key(row)]
             scale = 1.0
-            if options["normalise"]:
+            if scaled:
                 scale = (statistics.stdev(others) if len(others) > 1 else 0.0) + 1e-4
             new[row] = (value - statistics.fmean(others)) / scale
         return new
@@ -179,6 +179,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
         rest = [0.0] * len(lengths)
         everywhere = [0.0] * len(lengths)
         scored_at_all = {row for of_part in parts.values() for row in of_part}
+        lacked: dict[int, list[tuple[float, float]]] = defaultdict(list)  # weights, and what they multiply
         before: dict[int, Part] = {}
         for number, of_part in enumerate(parts.values()):
 
@@ -198,7 +199,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
             for row, part in of_part.items():
                 having = [s for other, s in here.items() if groups[other] == groups[row]]
                 expected[row] = statistics.fmean(having) if row in here else part.score  # type: ignore[type-var]
-            presence = apart(expected, lambda row: groups[row])  # type: ignore[arg-type]
+            presence = apart(expected, lambda row: groups[row], scaled=False)  # type: ignore[arg-type]
             for row, part in of_part.items():
                 amount = part.weight * paid.get(row, 0.0)
                 own = set() if row in whole else tokens(row, part)
@@ -211,11 +212,19 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
                     everywhere[row] += amount
                 elif options["outside"] == "sum":
                     rest[row] += amount
-                if options["completeness"] == "all":
-                    everywhere[row] += part.weight * presence[row]
-                elif options["completeness"] == "structure":
-                    rest[row] += part.weight * presence[row]
+                lacked[row].append((part.weight, presence[row]))
             before = of_part
+        sums = {row: sum(weight * one for weight, one in of_row) for row, of_row in lacked.items()}
+        for row, of_row in lacked.items():
+            amount = sums[row]
+            if options["normalise"]:
+                others = [one for other, one in sums.items() if groups[other] == groups[row]]
+                scale = (statistics.stdev(others) if len(others) > 1 else 0.0) + 1e-4
+                amount *= statistics.fmean(weight for weight, _ in of_row) / scale
+            if options["completeness"] == "all":
+                everywhere[row] += amount
+            elif options["completeness"] == "structure":
+                rest[row] += amount
         for row, length in enumerate(lengths):
             plain = row not in scored_at_all
             for token in range(length):
@@ -272,3 +281,13 @@ def test_against_the_definition_with_ranks_that_have_different_parts() -> None:
             assert whole[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-9), (options, row)
         results = Ranks(cut(rollout, [6, 2, 4])).run(lambda r, options=options: credit(r, **options))
         torch.testing.assert_close(torch.cat(results), whole, rtol=0, atol=1e-9)
+
+
+def test_what_lacks_all_parts_is_one_failure() -> None:
+    """Cut JSON lacks every field at once; normalised, that weighs as much as one part, however many there are."""
+    for count in (1, 8):
+        there = Parts([Part(f"p{n}", 1.0, places=(0, 1)) for n in range(count)])
+        cut = Parts([Part(f"p{n}", 0.0, places=None) for n in range(count)])
+        rollout = rollout_of([2] * 4, {"r": [there, there, there, cut]}, [1.0], groups=[0] * 4)
+        paid = credit(rollout, normalise=True)
+        assert paid[:, 1].tolist() == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-3)

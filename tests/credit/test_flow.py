@@ -116,14 +116,6 @@ class TestHooks:
         with pytest.raises(error, match=message):
             flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
 
-    def test_flow_errors_keep_the_contract(self) -> None:
-        def raises(advantages_B_T: Any, rollout: Any) -> None:
-            raise PluginOutputError("no", "groups")
-
-        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout") as error:
-            flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
-        assert error.value.breaks == "groups"
-
 
 class TestReducedLoss:
     @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
@@ -174,7 +174,6 @@ class Centred(_Estimator):
     function = staticmethod(centred)
 
 
-@dataclass(kw_only=True, eq=False)
 class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
@@ -222,7 +221,6 @@ class LeaveOneOut(_Estimator):
     function = staticmethod(leave_one_out)
 
 
-@dataclass(kw_only=True, eq=False)
 class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
@@ -245,7 +243,6 @@ class BatchWhitening(Checked, _Estimator):
     std_floor: float = number(0.1, "a positive number", lambda x: x > 0)
 
 
-@dataclass(kw_only=True, eq=False)
 class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
@@ -269,7 +266,6 @@ class DecoupledNormalisation(Checked, _Estimator):
         return decoupled_normalisation(rewards_N_K, rollout.reward_weights_K, groups_N, self.epsilon)
 
 
-@dataclass(kw_only=True, eq=False)
 class RunningBaseline(Checked, _Estimator):
     """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
 
@@ -348,7 +344,6 @@ class MeanRelative(_Estimator):
     function = staticmethod(mean_relative)
 
 
-@dataclass(kw_only=True, eq=False)
 class PassAtK(Checked, _Estimator):
     """Credit a completion by what it adds to sets of k: whether any of a prompt's k completions succeeds.
 

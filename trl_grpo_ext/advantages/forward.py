@@ -6,7 +6,7 @@ Log-probabilities and entropies are the current policy's, detached, in nats.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +16,6 @@ from ..types import Forward, HookDeclaration
 from .returns import discounted_returns
 
 
-@dataclass(kw_only=True, eq=False)
 class EntropyShaping(Checked):
     """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)` with the token's entropy `H_t`.
 
@@ -39,7 +38,6 @@ class EntropyShaping(Checked):
         return advantages_B_T + bonus_B_T.to(advantages_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class ZeroVarianceCredit(Checked):
     """Learn from prompts that are always or never solved, with advantages from the tokens' entropy `H_t`.
 
@@ -70,7 +68,6 @@ class ZeroVarianceCredit(Checked):
         return torch.where(equal_B.unsqueeze(1), credit_B_T.to(advantages_B_T.dtype), advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class LowProbability(Checked):
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
@@ -94,7 +91,6 @@ class LowProbability(Checked):
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class FutureKL(Checked):
     """Credit tokens whose continuation the update makes likelier: `A'_t = A_t·f_t`.
 
@@ -142,7 +138,6 @@ class FutureKL(Checked):
 _MASK_BY_RATIO = HookDeclaration(role="forward", needs=("several_updates",), independent=True, last=True)
 
 
-@dataclass(kw_only=True, eq=False)
 class DivergenceMask(Checked):
     """Drop tokens whose probability has moved too far the way the advantage pushes: `A'_t = 0` there, else `A_t`.
 
@@ -178,7 +173,6 @@ class DivergenceMask(Checked):
         return torch.where(too_far_B_T, 0.0, advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class RatioBounds(Checked):
     """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
-from ..credit.groups import compute_dtype, gather_groups, group_apart, group_mean
+from ..credit.groups import compute_dtype, gather_groups, group_apart, group_mean, group_std
 from ..guard.parameters import Checked, choice, flag
 from ..types import HookDeclaration, PartTable, Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
 
 
-@dataclass(kw_only=True, eq=False)
 class PartCredit(Checked):
     """Pay each part of a reward to the tokens that wrote that part, relative to the same part in the group.
 
@@ -49,7 +48,8 @@ class PartCredit(Checked):
     before; here it is the score of the part before.
 
     Args:
-        normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4.
+        normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4. What `completeness`
+            pays is summed over the parts before (times their mean weight after): JSON that is cut lacks all of them.
         completeness: "all", "structure" or "none".
         outside: "nothing", "sum" or "value".
         reach: "own" or "before".
@@ -95,6 +95,18 @@ class PartCredit(Checked):
     def _apart(self, values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
         return group_apart(values_N, groups_N, _EPSILON if self.normalise else None)
 
+    def _presence(self, expected_N_M: torch.Tensor, weights_N_M: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+        """What each completion gets for the parts that it has and lacks."""
+        apart_N_M = torch.stack([group_apart(expected_N, groups_N) for expected_N in expected_N_M.unbind(dim=1)], dim=1)
+        sum_N = (weights_N_M * apart_N_M).sum(dim=1)
+        if not self.normalise:
+            return sum_N
+        scored_N_M = ~torch.isnan(expected_N_M)
+        count_N = scored_N_M.sum(dim=1)
+        mean_weight_N = (weights_N_M * scored_N_M).sum(dim=1) / count_N.clamp(min=1)
+        std_N = group_std(torch.where(count_N > 0, sum_N, torch.nan), groups_N)
+        return mean_weight_N * sum_N / (std_N + _EPSILON)
+
 
 def _shares(
     own_B_T: torch.Tensor, all_B_T: torch.Tensor, counts_B: tuple[torch.Tensor, torch.Tensor], rollout: Rollout
@@ -113,33 +125,33 @@ class _Paid:
         self, hook: PartCredit, table: PartTable, rollout: Rollout, groups_N: torch.Tensor, precise: torch.dtype
     ) -> None:
         count, local = len(table.names), rollout.local_rows
-        self.scores_B_M, weights_B_M = table.scores_B_M.to(precise), table.weights_B_M.to(precise)
+        self.scores_B_M = table.scores_B_M.to(precise)
+        weights_B_M = table.weights_B_M.to(precise)
         wrote_B_T = [table.tokens(part) for part in range(count)]
         placed_B_M = torch.stack([tokens_B_T.any(dim=1) for tokens_B_T in wrote_B_T], dim=1)
         scored_B_M = ~torch.isnan(self.scores_B_M)
         self.missing_B_M = scored_B_M & ~placed_B_M & ~table.whole_B_M
         there_B_M = scored_B_M & ~self.missing_B_M
-        known_N_2M = rollout.gather(torch.cat([self.scores_B_M, there_B_M.to(precise)], dim=1))
-        scores_N_M, there_N_M = known_N_2M[:, :count], known_N_2M[:, count:] > 0
+        known_N_3M = rollout.gather(torch.cat([self.scores_B_M, there_B_M.to(precise), weights_B_M], dim=1))
+        scores_N_M, are_there_N_M, weights_N_M = known_N_3M.split(count, dim=1)
+        there_N_M = are_there_N_M > 0
 
-        own_N_M, presence_N_M = [], []
+        own_N_M = []
+        expected_N_M = []
         for part in range(count):
             has_N = torch.where(there_N_M[:, part], scores_N_M[:, part], torch.nan)
             within_N = groups_N
             if hook.baseline == "previous" and part > 0:
                 within_N = _strata(groups_N, scores_N_M[:, part - 1])
             own_N_M.append(hook._apart(has_N, within_N))
-            if hook.completeness != "none":
-                means_N = group_mean(has_N, groups_N)
-                expected_N = torch.where(there_N_M[:, part], means_N, scores_N_M[:, part])
-                presence_N_M.append(hook._apart(expected_N, groups_N))
+            expected_N_M.append(torch.where(there_N_M[:, part], group_mean(has_N, groups_N), scores_N_M[:, part]))
         credit_B_M = weights_B_M * torch.stack(own_N_M, dim=1)[local]
         whole_B_M = table.whole_B_M & there_B_M
         self.everywhere_B = torch.where(whole_B_M, credit_B_M, 0.0).sum(dim=1)
         self.sum_B = torch.where(whole_B_M, 0.0, credit_B_M).sum(dim=1)
         self.structure_B = torch.zeros_like(self.sum_B)
-        if presence_N_M:
-            presence_B = (weights_B_M * torch.stack(presence_N_M, dim=1)[local]).sum(dim=1)
+        if hook.completeness != "none":
+            presence_B = hook._presence(torch.stack(expected_N_M, dim=1), weights_N_M, groups_N)[local]
             if hook.completeness == "all":
                 self.everywhere_B = self.everywhere_B + presence_B
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ..types import POLICY, REFERENCE, HookDeclaration, Rollout, teacher_name
 from .returns import discounted_returns, live_tokens_after, live_tokens_first
 
 
-@dataclass(kw_only=True, eq=False)
 class KLInReward(Checked):
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
@@ -112,7 +110,6 @@ def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator:
     return torch.expm1(-log_ratio_B_T) + log_ratio_B_T
 
 
-@dataclass(kw_only=True, eq=False)
 class TeacherLogRatio(Checked):
     """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
 
@@ -165,7 +162,6 @@ class TeacherLogRatio(Checked):
         return (advantages_B_T + new_B_T if self.mode == "add" else new_B_T).to(advantages_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class SelfDistilled(Checked):
     """Weigh each token's advantage by how much a teacher that knows more agrees with it (RLSD).
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ..credit.groups import compute_dtype, groups_with_prefixes
@@ -12,7 +10,6 @@ from ..types import HookDeclaration, Rollout
 from .returns import live_tokens_after
 
 
-@dataclass(kw_only=True, eq=False)
 class PrefixTree(Checked):
     """Credit a token with the change that it makes to the mean reward of its prefix: `A_t = V(o_≤t) - V(o_<t)`.
 

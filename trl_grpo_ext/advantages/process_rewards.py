@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +13,6 @@ from ..guard.parameters import Checked, choice, number, text
 from ..types import HookDeclaration, PartTable, Rollout
 
 
-@dataclass(kw_only=True, eq=False)
 class ProcessRewards(Checked):
     """Credit each token with the rewards of its step and all later steps, minus a baseline.
 

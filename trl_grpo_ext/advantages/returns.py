@@ -5,8 +5,6 @@ A live token is one on the loss mask. A tool's tokens are neither in the sums no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ..credit.groups import compute_dtype, gather_rewards, group_mean
@@ -15,7 +13,6 @@ from ..guard.parameters import Checked, number
 from ..types import HookDeclaration, Rollout
 
 
-@dataclass(kw_only=True, eq=False)
 class GroupMeanGAE(Checked):
     """GAE without a critic: every live token's value is the mean reward `μ` of the completion's group.
 

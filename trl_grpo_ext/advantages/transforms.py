@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
@@ -12,7 +10,6 @@ from ..types import HookDeclaration, Rollout
 from .policies import logps_of
 
 
-@dataclass(kw_only=True, eq=False)
 class Whiten(Checked):
     """Advantages in standard deviations from their mean over the batch: `A' = (A - mean) / (σ + 1e-8)`.
 
@@ -60,7 +57,6 @@ class Whiten(Checked):
         return torch.where(counted_B.unsqueeze(1), whitened_B_T, advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class ClipAdvantages(Checked):
     """Bound the advantages: `A' = min(max(A, low), high)`, token by token.
 
@@ -83,7 +79,6 @@ class ClipAdvantages(Checked):
         return advantages_B_T.clamp(min=self.low, max=self.high)
 
 
-@dataclass(kw_only=True, eq=False)
 class OutcomeFilter(Checked):
     """Learn from some outcomes only: the advantages of all other completions are 0.
 
@@ -125,7 +120,6 @@ def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
     return values_B_T.squeeze(1)
 
 
-@dataclass(kw_only=True, eq=False)
 class SignScaling(Checked):
     """Multiply positive advantages by one factor and negative ones by another: `A' = λ⁺·max(A, 0) + λ⁻·min(A, 0)`.
 
@@ -150,7 +144,6 @@ class SignScaling(Checked):
         return self.positive * advantages_B_T.clamp(min=0) + self.negative * advantages_B_T.clamp(max=0)
 
 
-@dataclass(kw_only=True, eq=False)
 class TruncationMasking(Checked):
     """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
 
@@ -174,7 +167,6 @@ class TruncationMasking(Checked):
         return torch.where(rollout.truncated_B.unsqueeze(1), kept_B_T, advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class SequenceRejection(Checked):
     """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
 
@@ -210,7 +202,6 @@ class SequenceRejection(Checked):
         return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
 
 
-@dataclass(kw_only=True, eq=False)
 class RepetitionPenalty(Checked):
     """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
 

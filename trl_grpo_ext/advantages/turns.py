@@ -22,7 +22,6 @@ _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's cod
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
 
 
-@dataclass(kw_only=True, eq=False)
 class TurnRewards(Checked):
     """Credit a turn's tokens with the rewards of their own and later turns, relative to the group's same turn.
 
@@ -85,7 +84,6 @@ class TurnRewards(Checked):
         return apart_N_M[rollout.local_rows, : values_B_M.size(1)]
 
 
-@dataclass(kw_only=True, eq=False)
 class GiGPO(Checked):
     """Add to a completion's advantage that of each turn among the group's turns that began in the same state.
 
@@ -155,7 +153,6 @@ class GiGPO(Checked):
         return table
 
 
-@dataclass(kw_only=True, eq=False)
 class ToolErrors(Checked):
     """Subtract a constant from the advantages of turns with a failed tool call: `A'_t = A_t - c` for their tokens.
 
@@ -178,7 +175,6 @@ class ToolErrors(Checked):
         return torch.where(failed_B_T, advantages_B_T - self.penalty, advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class MaskedTurns(Checked):
     """Credit some turns only: the tokens of all others get 0, also at the loss forward.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, groups_with_prefixes, without_rounding
@@ -57,7 +55,6 @@ class SeqMeanTokenSum:
         return rollout.mask_B_T / max(rollout.totals.sequences, 1)
 
 
-@dataclass(kw_only=True, eq=False)
 class ConstantLength(Checked):
     """Every token counts the same and nothing depends on the batch: `w = 1 / (N L_max)`.
 
@@ -146,7 +143,6 @@ def _live_sum(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
     return (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum()
 
 
-@dataclass(kw_only=True, eq=False)
 class LengthPower(Checked):
     """Weigh each completion's token sum by a power of its length: `w = |o_i|^-α / Σ_j |o_j|^-α`.
 
@@ -174,7 +170,6 @@ class LengthPower(Checked):
         return rollout.mask_B_T * weights_N[rollout.local_rows].unsqueeze(1)
 
 
-@dataclass(kw_only=True, eq=False)
 class SignBalanced(Checked):
     """A token mean within each sign of the outcome, weighted by how many completions have it.
 
@@ -233,7 +228,6 @@ class PrefixShare:
         return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
 
 
-@dataclass(kw_only=True, eq=False)
 class TailMean(Checked):
     """The mean of the largest sequence losses, each the mean over its completion's tokens.
 

@@ -1,4 +1,4 @@
-"""Signal: whether there is anything to learn from a completion or a group. Only this module decides it.
+"""Signal: whether there is anything to learn from a completion or a group. In training only this module decides it.
 
 | where | what decides |
 | --- | --- |

@@ -24,10 +24,8 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
-        raise PluginOutputError(
-            f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.", "gradient"
-        )
-    refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses", "finite")
+        raise PluginOutputError(f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.")
+    refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses")
     return loss_B_T
 
 
@@ -67,13 +65,11 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
 def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, torch.Tensor]:
     """Named values `(B, T)`, 0 off the mask; refused unless they are finite floating point numbers of that shape."""
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise PluginOutputError(
-            f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.", "shape"
-        )
+        raise PluginOutputError(f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.")
     values = {}
     for name, one in found.items():
         values_B_T = tensor_like(mask_B_T, one, f"{label}: {name}").detach().masked_fill(mask_B_T == 0, 0.0)
-        refuse(~torch.isfinite(values_B_T), values_B_T, f"{label}: {name} must be finite", "finite")
+        refuse(~torch.isfinite(values_B_T), values_B_T, f"{label}: {name} must be finite")
         values[name] = values_B_T
     return values
 
@@ -93,8 +89,7 @@ def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanis
             if not (whole_B_T[row] - alone_1_T[0]).abs().max() <= RELATIVE_TOLERANCE * largest:
                 raise PluginOutputError(
                     f"{label} declares that a row's losses depend on that row alone, but those of row {row} change "
-                    "with the rows beside it. Declare independent=False, or compute what is common in on_rollout.",
-                    "rows",
+                    "with the rows beside it. Declare independent=False, or compute what is common in on_rollout."
                 )
     if vanishes:
         silent_B_T = terms.advantages_B_T.clone()
@@ -103,8 +98,7 @@ def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanis
         if any(bool(values_B_T[0].any()) for values_B_T in found):
             raise PluginOutputError(
                 f"{label} declares that it is 0 in rows without an advantage, but its loss or its gradient there is "
-                "not. Declare needs_advantage=False, so that such rows run.",
-                "silent",
+                "not. Declare needs_advantage=False, so that such rows run."
             )
 
 
@@ -116,8 +110,8 @@ def value_and_slope(plugin: Any, terms: LossTerms) -> tuple[torch.Tensor, torch.
         (slope_B_T,) = torch.autograd.grad(loss_B_T.sum(), logps_B_T, allow_unused=True)
     label = f"token loss {plugin_label(plugin)!r}"
     if slope_B_T is None:
-        raise PluginOutputError(f"{label}: loss must be computed from terms.logps_B_T.", "gradient")
-    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient must be finite", "finite")
+        raise PluginOutputError(f"{label}: loss must be computed from terms.logps_B_T.")
+    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient must be finite")
     return loss_B_T.detach(), slope_B_T
 
 

@@ -6,7 +6,7 @@ The members of a group may be on several ranks, so a filter gathers its data fir
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ class Signal:
         return _verdicts(rollout, signal_N, lambda row: "equal rewards" if equal_N[row] else "no advantage")
 
 
-@dataclass(kw_only=True, eq=False)
 class AccuracyBetween(Checked):
     """Keep groups whose mean of one reward lies between two bounds.
 
@@ -78,7 +77,6 @@ class AccuracyBetween(Checked):
         return _verdicts(rollout, (self.low < means_N) & (means_N < self.high), why)
 
 
-@dataclass(kw_only=True, eq=False)
 class NotAllTruncated(Checked):
     """Drop groups as "truncated" if all their completions, or a large share, ended at the limit.
 

@@ -1,7 +1,7 @@
 """Checks for plugins' parameters and rewards' columns. A `label` is `<plugin>: <parameter>`.
 
-A plugin may declare its parameters as fields of a dataclass that is `Checked`, as in
-`positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are then checked when it is made.
+A plugin that is `Checked` declares its parameters as fields, as in
+`positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are checked when it is made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import MISSING, dataclass, field, fields
 from types import ModuleType
-from typing import Any
+from typing import Any, dataclass_transform
 
 from ..errors import ConfigurationError, RewardError
 from .calls import PASSED_BY_TRL
@@ -56,13 +56,16 @@ def checked_text(label: str, value: object) -> str:
     return value
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 class Checked:
-    """A plugin whose parameters are fields; None passes unchecked where it is the default."""
+    """A plugin whose parameters are fields, as in a dataclass; None passes unchecked where it is the default."""
+
+    def __init_subclass__(cls, kw_only: bool = True) -> None:
+        dataclass(kw_only=kw_only, eq=False)(cls)
 
     def __post_init__(self) -> None:
         """Check the parameters, and keep numbers as floats."""
-        for one in fields(self):
+        for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if "check" in one.metadata and not (value is None and one.default is None):
                 setattr(self, one.name, one.metadata["check"](f"{self.__name__}: {one.name}", value))  # type: ignore[attr-defined]

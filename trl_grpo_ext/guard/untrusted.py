@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from ..errors import ConfigurationError
 
 MOST_BYTES = 1_000_000  # settings are a page or two; a longer file is the wrong one
-_MOST_VALUES = 10_000
 EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
 
@@ -82,51 +82,40 @@ def parse_json(text: str, name: str) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ConfigurationError(f"{name} has a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
+            raise ConfigurationError(f"a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
         return found
 
-    try:
+    with _readable(name):
         return json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
 
 
 def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
     """Read YAML in which no key stands twice; `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3."""
     import yaml  # here, because most commands need no YAML
 
-    try:
+    with _readable(name):
         return yaml.load(text, _loader(exponents))
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
-    # PyYAML leaks ValueError, TypeError and others on odd scalars and keys.
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
-        raise ConfigurationError(f"{name} is not YAML: {problem}") from error
+        raise ConfigurationError(f"{name} cannot be read: {problem}") from error
 
 
 @cache
 def _loader(exponents: bool) -> Any:
     import yaml
 
-    def size(node: Any, known: dict[Any, float]) -> float:
-        if node not in known:
-            known[node] = math.inf  # while it is counted, as it may contain itself
-            parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
-            known[node] = 1 + sum(size(part, known) for part in parts if not isinstance(part, str))
-        return known[node]
-
     class Loader(yaml.SafeLoader):
         """PyYAML's safe loader; the one in C has no limit to its recursion."""
-
-        def get_single_node(self) -> Any:
-            if (node := super().get_single_node()) is not None and size(node, {}) > _MOST_VALUES:
-                raise ConfigurationError(f"more than {_MOST_VALUES:,} values, aliases expanded: is it the right file?")
-            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
@@ -93,7 +93,6 @@ class Curriculum(_ByRound):
         return {"open": self._open}
 
 
-@dataclass(kw_only=True, eq=False)
 class Mixture(Checked, _ByRound):
     """Prompts of several sources in given proportions, each source in TRL's order.
 
@@ -204,7 +203,6 @@ def _column(pool: PromptPool, name: str, sampler: str) -> list[Any]:
     return values
 
 
-@dataclass(kw_only=True, eq=False)
 class _Tracked(Checked):
     """What is known of each prompt: a running estimate of its success rate, and how often in a row it was solved.
 
@@ -271,7 +269,6 @@ class _Tracked(Checked):
         return random.Random(f"{self._pool.seed}/{self.__name__}/{round_number}")
 
 
-@dataclass(kw_only=True, eq=False)
 class RetireSolved(_Tracked):
     """The prompts in TRL's order, without those that were solved `after` times in a row.
 
@@ -313,7 +310,6 @@ class RetireSolved(_Tracked):
         self._order.drawn = int(state["next"])
 
 
-@dataclass(kw_only=True, eq=False)
 class DifficultyPool(_Tracked):
     """Prompts whose success rate is near a target, by a running estimate of each; unseen ones are explored.
 

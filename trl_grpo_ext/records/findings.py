@@ -43,7 +43,7 @@ _IDLE = {
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
 
-_FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
+_FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "unreadable", "none")
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         judged = any(key.startswith(f"outcomes/{name}/") for key in run.keys)
         prefix, failures = ("outcomes", _FAILURES) if judged else ("rewards", ("none", "nan"))
         shares = {failure: run.curve(f"{prefix}/{name}/{failure}").points for failure in failures}
-        # An outcome is logged only when it occurs, and the reward only if it is known.
+        # A reward logs the outcomes that it can have, and its mean only where that is known.
         nothing = dict.fromkeys({*run.reward.steps, *itertools.chain(*shares.values())}, 0.0)
         curves = {failure: Curve({**nothing, **points}) for failure, points in shares.items()}
         total = Curve({step: sum(points.get(step, 0.0) for points in shares.values()) for step in nothing})

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, whic
 _LOADING = threading.Lock()
 
 
-@dataclass(eq=False)
-class Classifier(Checked):
+class Classifier(Checked, kw_only=False):
     """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded

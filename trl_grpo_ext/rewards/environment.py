@@ -24,7 +24,6 @@ class _Idle:
     step_rewards: tuple[float, ...] = ()
 
 
-@dataclass(kw_only=True, eq=False)
 class EnvironmentSteps(Checked):
     """Score each turn by what the environment paid for the steps that the turn took.
 
@@ -68,8 +67,7 @@ class EnvironmentSteps(Checked):
             raise PluginOutputError(
                 f"environment_steps: at row {row} {type(environment).__qualname__} has {len(steps)} rewards of steps, "
                 f"and the completion calls tools {[len(tool_calls(message)) for message, _ in exchanged]} "
-                "times in its turns. Wrap the environment_factory in record_steps.",
-                "rewards",
+                "times in its turns. Wrap the environment_factory in record_steps."
             )
         paid = [(turn, value) for turn, (_, value) in zip(turns, steps, strict=True) if value is not None]
         if not paid:

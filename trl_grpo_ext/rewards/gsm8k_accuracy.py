@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +18,6 @@ _UNREAD = "the reference is not one number"
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
-@dataclass(kw_only=True, eq=False)
 class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 

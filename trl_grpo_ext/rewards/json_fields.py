@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -19,7 +18,6 @@ _LONGEST_REFERENCE = 1_000_000
 _DEEPEST = 200
 
 
-@dataclass(kw_only=True, eq=False)
 class JSONFields(Comparing):
     """Score the share of expected fields that hold the right value, each field a part.
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
@@ -57,8 +57,7 @@ class _Reply(NamedTuple):
     completion_tokens: int = 0
 
 
-@dataclass(eq=False)
-class Judge(Judged):
+class Judge(Judged, kw_only=False):
     """Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
     Each criterion is a question with the answer yes or no (1 or 0), or a grade on a `scale` (mapped to 0 to 1); the

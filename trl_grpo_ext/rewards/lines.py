@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..guard.outcomes import Judgement, Outcome, shown
@@ -16,7 +15,6 @@ from ._judged import Comparing, too_long
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
 
-@dataclass(kw_only=True, eq=False)
 class Lines(Comparing):
     """Score the share of expected answers that stand in their lines, one answer a line, each a part.
 

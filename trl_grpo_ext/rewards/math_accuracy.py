@@ -27,7 +27,6 @@ class _Question:
     refused: str = ""
 
 
-@dataclass(kw_only=True, eq=False)
 class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 

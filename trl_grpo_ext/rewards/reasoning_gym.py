@@ -13,7 +13,6 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -33,7 +32,6 @@ _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"
 _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 
 
-@dataclass(kw_only=True, eq=False)
 class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -20,8 +20,7 @@ from ._judged import IN_A_WORKER, Judged, too_long
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 
 
-@dataclass(eq=False)
-class RegexMatch(Judged):
+class RegexMatch(Judged, kw_only=False):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
     The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
@@ -13,7 +12,6 @@ from ..guard.parameters import Checked, checked_text, number, whole
 from ..types import Parts, Place, RewardDeclaration
 
 
-@dataclass(kw_only=True, eq=False)
 class ToolUse(Checked):
     """Score each turn by its tool calls: made, returned, failed and unanswered.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +11,6 @@ from ..guard.parameters import Checked, number
 from ..types import LossTerms, Rollout, TokenLossDeclaration
 
 
-@dataclass(kw_only=True, eq=False)
 class SquaredLogRatio(Checked):
     """Add `coefficient/2 · (log π - log π_old)²` to each token's loss.
 
@@ -33,7 +31,6 @@ class SquaredLogRatio(Checked):
         return 0.5 * self.coefficient * (terms.logps_B_T - terms.old_logps_B_T).square()
 
 
-@dataclass(kw_only=True, eq=False)
 class KLCov(Checked):
     """Add `coefficient/2 · (log π - log π_old)²` to the tokens whose log-probability goes most with the advantage.
 
@@ -97,7 +94,6 @@ def own_rows(values_N_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     return values_N_T[rollout.local_rows, : rollout.mask_B_T.size(1)].to(rollout.mask_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class SmoothClip(Checked):
     """A clip without a corner: `-A · (1 + ε · tanh((r - 1) / ε))` for the importance ratio `r = π/π_old`.
 
@@ -119,7 +115,6 @@ class SmoothClip(Checked):
         return -terms.advantages_B_T * bounded_B_T
 
 
-@dataclass(kw_only=True, eq=False)
 class ClipCov(Checked):
     """PPO's clipped loss without some of the tokens whose log-probability goes with the advantage.
 

@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, last_complete_checkpoint
-from trl_grpo_ext.launch.checkpoints.safe import UNFINISHED
+from trl_grpo_ext.records.checkpoint_state import UNFINISHED
 
 STEPS = 3
 SETTINGS: dict[str, Any] = {

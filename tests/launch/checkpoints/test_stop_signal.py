@@ -148,7 +148,7 @@ def test_stop_signal_after_the_last_step(usr1: list[int]) -> None:
 
 def test_a_forked_child_dies_of_the_signal() -> None:
     stop = SaveOnSignal([signal.SIGTERM])
-    stop.install()
+    stop.on_train_begin(NOTHING, NOTHING, NOTHING)
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:

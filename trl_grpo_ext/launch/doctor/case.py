@@ -1,9 +1,9 @@
 """Everything that is known of a run where its trainer is constructed, as objects."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ...credit.flow import plugin_label
 from ...guard.untrusted import one_line
@@ -36,11 +36,9 @@ class Case:
         return getattr(self.args, name, None)
 
     @property
-    def bits(self) -> Literal[0, 4, 8]:
+    def bits(self) -> int:
         """4 or 8 if the base model is quantised, else 0."""
-        if getattr(self.quantisation, "load_in_4bit", False):
-            return 4
-        return 8 if getattr(self.quantisation, "load_in_8bit", False) else 0
+        return next((bits for bits in (4, 8) if getattr(self.quantisation, f"load_in_{bits}bit", False)), 0)
 
     @property
     def uses_adapters(self) -> bool:
@@ -52,11 +50,6 @@ class Case:
         """What the launcher and the arguments ask for."""
         name = launched_engine({**os.environ, **self.launch.environment}, self.args) or "fsdp2"
         return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the arguments choose the CPU."""
-        return bool(self["use_cpu"])
 
     @property
     def dtype(self) -> str:
@@ -86,47 +79,41 @@ class Case:
         for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
             plugins = self.rewards if kind == "rewards" else getattr(trainer, kind, None)
             listed = plugins if isinstance(plugins, list | tuple) else [plugins]
-            own = [one if isinstance(one, str) else plugin_label(one) for one in listed if one]
-            parts += [f"{kind.replace('_', ' ')} {', '.join(own)}"] if own else []
+            if own := [one if isinstance(one, str) else plugin_label(one) for one in listed if one]:
+                parts.append(f"{kind.replace('_', ' ')} {', '.join(own)}")
         return "; ".join(parts)
 
 
-def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, Problem | None]:
+def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, list[Problem]]:
     """The case of a trainer that got these arguments, and why something of it is not known."""
     args = given.get("args")
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
     facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
+    unknown = []
     try:
-        unknown = _look_at_model(given.get("model"), settings, facts)
+        unknown += _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module
         fix = "Name another model, or check its config.json."
-        unknown = Problem("warning", "model", one_line(error, 400), fix)
+        unknown.append(Problem("warning", "model", one_line(error, 400), fix))
     data: Any = given.get("train_dataset")
     rewards = given.get("reward_funcs") or ()
-    case = Case(
-        launch=launch,
-        machine=machine,
-        args=args,
-        devices=_devices(machine),
-        trainer=trainer,
-        rewards=tuple(rewards) if isinstance(rewards, list | tuple) else (rewards,),
-        prompts=len(data) if hasattr(data, "__len__") else None,
-        **facts,
-    )
-    return case, unknown
+    facts["rewards"] = tuple(rewards) if isinstance(rewards, list | tuple) else (rewards,)
+    facts["prompts"] = len(data) if hasattr(data, "__len__") else None
+    return Case(launch, machine, args, _devices(machine), trainer=trainer, **facts), unknown
 
 
-def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Problem | None:
+def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Iterator[Problem]:
     """Add the model's name, quantisation, sizes and adapters to the facts, as far as they are known."""
     if not model:
-        return None
+        return
     if isinstance(model, str):
         facts["model"] = model
         config, why = load_config(model, str(settings.get("revision") or "main"))
         if config is None:
             fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
-            return Problem("note", "memory", f"The model's sizes are not known. {why}", fix)
+            yield Problem("note", "memory", f"The model's sizes are not known. {why}", fix)
+            return
         model = on_meta(config)
     else:  # a script's own model: its settings are what it has
         settings["dtype"] = str(model.dtype)
@@ -138,7 +125,6 @@ def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) 
         facts["adapters"] = Adapters(trainable_of(model))
     elif facts["peft_config"] is not None:
         facts["adapters"] = adapters_of(model, facts["peft_config"])
-    return None
 
 
 def _devices(machine: Machine) -> tuple[int, ...]:

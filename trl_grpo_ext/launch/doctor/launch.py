@@ -1,19 +1,18 @@
 """A command line read by the launcher that it names: what it would start, and in which environment.
 
-`python -m trl_grpo_ext.launch.doctor.launch REQUEST ANSWER` calls that launcher itself, up to where it would start
-processes.
+`python -m trl_grpo_ext.launch.doctor.launch REQUEST ANSWER` calls the launcher, up to where it would start processes.
 """
 
 import contextlib
 import dataclasses
-import importlib
+import difflib
 import importlib.metadata
 import io
 import os
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,29 @@ from typing import Any, NoReturn
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
 from ...plugins.discovery import suggest_names
-from . import Problem
-from .renamed import RENAMED, what_to_write
+from . import Problem, pretend
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
 _AS_MODULES = {"accelerate.commands.launch": "accelerate-launch", "torch.distributed.run": "torchrun"}
-_SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
-"""Of a launch file; in them Accelerate takes any key, and refuses none."""
+
+
+RENAMED: Mapping[str, tuple[str, str]] = {
+    "torch_dtype": ("dtype", "TRL 0.27"),
+    "warmup_ratio": ("warmup_steps", "transformers 5.15, where a number below 1 is a share of the steps"),
+    "max_prompt_length": ("", "TRL 0.28: filter the data set by the prompts' lengths, or longer ones are trained on"),
+    "evaluation_strategy": ("eval_strategy", "transformers 4.51"),
+    "no_cuda": ("use_cpu", "transformers 5.0"),
+    "group_by_length": ("train_sampling_strategy", "transformers 5.2; its value is group_by_length"),
+    "use_liger_loss": ("use_liger_kernel", "TRL 0.28"),
+    "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.27"),
+    "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"),
+    "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.28"),
+    "overwrite_output_dir": ("", "transformers 5.0: a run continues only where resume_from_checkpoint says so"),
+    "logging_dir": ("", "transformers 5.15: set the variable TENSORBOARD_LOGGING_DIR"),
+    "vllm_device": ("", "TRL 0.18: vllm_mode colocate shares the trainer's GPUs, server has its own"),
+}
+"""Settings that the installed releases of TRL and transformers refuse, by a comparison of the config classes of earlier
+ones: the successor (empty if there is none), and the first release without it, with what else to know."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,9 @@ class Launch:
     @property
     def needs_gpus(self) -> bool:
         """Whether it starts what is meant for GPUs."""
-        divided = any(self.is_on(f"ACCELERATE_USE_{engine}") for engine in ("DEEPSPEED", "FSDP"))
+        asked = [self.environment.get(f"ACCELERATE_USE_{engine}", "") for engine in ("DEEPSPEED", "FSDP")]
+        divided = any(one.lower() in ("1", "true", "yes") for one in asked)
         return self.settings_alone or self.processes_per_machine > 1 or divided
-
-    def is_on(self, variable: str) -> bool:
-        """Whether the launcher sets a variable to true."""
-        return self.environment.get(variable, "").lower() in ("1", "true", "yes")
 
     @property
     def is_hybrid(self) -> bool:
@@ -86,13 +98,11 @@ class Launch:
 def read_command(words: Sequence[str]) -> Launch:
     """What can be said without a launcher; one that names a launcher has its name and no script."""
     rest = list(words)
-    python = bool(rest) and re.fullmatch(r"python[\d.]*", Path(rest[0]).name) is not None
-    if python:
+    module = False
+    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
         rest.pop(0)
-        while rest and rest[0].startswith("-") and rest[0] != "-m":
-            rest.pop(0)  # options of the interpreter
-    module = python and rest[:1] == ["-m"]
-    rest = rest[module:]
+        while not module and rest and rest[0].startswith("-"):
+            module = rest.pop(0) == "-m"  # the others are options of the interpreter
     if not rest:
         raise ConfigurationError("No command to examine: write it after `--`, or name a YAML file.")
     script = rest.pop(0)
@@ -106,10 +116,8 @@ def read_command(words: Sequence[str]) -> Launch:
         alone = "trl_grpo_ext.launch.doctor.settings_alone"
         return Launch(alone, ("--config", script, *rest), module=True, launcher=script, settings_alone=True)
     if not module and (Path(script).suffix != ".py" or not Path(script).is_file()):
-        raise ConfigurationError(
-            f"{one_line(script, 300)} is no Python script. Write what starts the run: accelerate launch ..., torchrun "
-            "..., trl grpo ..., python train.py ..., or a YAML file alone."
-        )
+        forms = "accelerate launch ..., torchrun ..., trl grpo ..., python train.py ..., or a YAML file alone"
+        raise ConfigurationError(f"{one_line(script, 300)} is no Python script. Write what starts the run: {forms}.")
     return Launch(script, tuple(rest), module)
 
 
@@ -131,22 +139,22 @@ def read_launcher(launch: Launch) -> Launch:
         command(args)
 
     def simple(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-        place = list(words).index(given["args"].training_script)
-        started.update(script=words[place], words=tuple(words[place + 1 :]), module=given["args"].module)
-        started.update(environment=dict(env), processes=1, machines=1)
+        args = given["args"]
+        rest = tuple(words)[list(words).index(args.training_script) + 1 :]
+        started.update(script=args.training_script, words=rest, module=args.module, environment=dict(env))
         raise _Started
 
     def torch_launch(args: Any) -> NoReturn:
         config, *_ = torch_run.config_from_args(args)
-        started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
         count = config.nproc_per_node
         machines = config.max_nodes
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), 0)
         sizes = {"WORLD_SIZE": count * machines, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": machines}
         master = {"MASTER_ADDR": args.master_addr or "127.0.0.1", "MASTER_PORT": args.master_port or 29500}
         variables = {name: str(value) for name, value in {**ranks, **sizes, **master}.items()}
-        started.update(environment={**os.environ, **variables})
+        started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
         started.update(processes=count * machines, machines=machines, rendezvous=args.rdzv_backend)
+        started["environment"] = {**os.environ, **variables}
         raise _Started
 
     accelerate_launch.launch_command = launch_command
@@ -193,25 +201,40 @@ def unknown_keys(path: str) -> list[Problem]:
 
     settings = read_settings(path)
     known = {action.dest for action in launch_command_parser()._actions}
+    file = one_line(Path(path).name, 300)
     problems = []
-    for section in _SECTIONS:
+    for section in ("deepspeed_config", "fsdp_config", "parallelism_config"):
         for key in settings.get(section) or {}:
             option = f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key
             if option not in known:
-                message = (
-                    f"{one_line(Path(path).name, 300)} has {one_line(key, 60)!r}, which Accelerate ignores silently."
-                )
-                problems.append(Problem("warning", "launch file", message, suggest_names(option, known).strip()))
+                what = f"{file} has {one_line(key, 60)!r}, which Accelerate ignores silently."
+                problems.append(Problem("warning", "launch file", what, suggest_names(option, known).strip()))
     return problems
+
+
+def what_to_write(unknown: Mapping[str, object], known: Iterable[str]) -> list[str]:
+    """A sentence for each setting that was renamed or removed, or that is near a known one."""
+    sentences = []
+    names = list(known)
+    for name, value in unknown.items():
+        successor, since = RENAMED.get(name, ("", ""))
+        if successor:
+            written = f"{successor}: {value}" if value not in (None, "") and "value" not in since else successor
+            sentences.append(f"{name} is {successor} since {since}: write {written}.")
+        elif since:
+            sentences.append(f"{name} has no successor since {since}.")
+        elif near := difflib.get_close_matches(name, names, n=2, cutoff=0.85):
+            sentences.append(f"{name}: did you mean {' or '.join(near)}?")
+    return sentences
 
 
 def main() -> None:
     """Read the request's launch, and answer with what it was read as."""
     launch, machine, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     if machine.gpus is not None:
-        from . import pretend
+        import torch
 
-        pretend.gpus(importlib.import_module("torch"), machine.gpus, machine.gpu_bytes)
+        pretend.gpus(torch, machine.gpus, machine.gpu_bytes)
     Path(sys.argv[2]).write_bytes(pickle.dumps(read_launcher(launch)))
 
 
