@@ -70,16 +70,14 @@ def test_figures_of_rewards_are_as_logged(two: list[Run], trained_once: tuple[Pa
     found = panels(drawn(two, "reward_functions"))
     assert found.keys() == {"length_reward", "short_ones", "regex_match"}
     for name, axis in found.items():
-        edges = [corners(area) for area in axis.collections]
-        for number, run in enumerate(("one", "two")):
+        for run, area in zip(("one", "two"), axis.collections, strict=True):
             history = trained_once[1][run]
             means, stds = (dict(logged(history, f"rewards/{name}/{what}")) for what in ("mean", "std"))
             assert len(means) >= 2
             assert points(axis, run) == list(means.items())
             assert points(axis, f"{run} (held out)") == logged(history, f"eval_rewards/{name}/mean")
             for step, mean in means.items():
-                for edge in (mean - stds[step], mean + stds[step]):
-                    assert (step, round(edge, 6)) in edges[number]
+                assert {(step, round(mean + sign * stds[step], 6)) for sign in (-1, 1)} <= corners(area)
     total = panels(drawn(two, "reward_total"))["reward"]
     assert points(total, "two") == logged(trained_once[1]["two"], "reward")
 

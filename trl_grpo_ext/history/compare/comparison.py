@@ -184,7 +184,6 @@ def _by_length(lengths_N: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchResult]]) -> Pair:
-    """How far the base and another selection agree."""
     base_sign, other_sign = (
         one.advantages_N.masked_fill(one.advantages_N.abs() <= _NOTHING, 0.0).sign() for one in (base, other)
     )

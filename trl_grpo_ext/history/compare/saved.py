@@ -148,7 +148,6 @@ def _parts(path: Path) -> Iterator[_Part]:
 
 
 def _rows_by(values: Iterable[Any]) -> dict[Any, list[int]]:
-    """The rows of each value."""
     rows: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
         rows.setdefault(value, []).append(row)
@@ -164,7 +163,6 @@ def _has_logps(columns: Columns, row: int) -> bool:
 
 
 def _groups(part: _Part) -> list[list[int]]:
-    """The rows of each group."""
     rows = _rows_by(map(str, part.columns["group"]))
     sizes = {len(members): name for name, members in rows.items()}
     if len(sizes) > 1:
@@ -258,7 +256,6 @@ def _text_tokens(texts: Sequence[str], truncated: Sequence[bool], where: str, to
 
 
 def _recorded_tokens(records: Columns, where: str) -> Tokens:
-    """The tokens in the columns of token records."""
     ids = records["token_ids"]
     starts = records["starts"]
     ends = records["ends"]
