@@ -286,13 +286,13 @@ def test_without_token_records_trls_tables_are_shown(small: Path, tmp_path: Path
     index = page_data([load_run(run)], 1000).index["runs"][0]
     assert index["rewards"] == ["right_answer", "think_format", "language"]
     for step in index["steps"]:
-        table = pyarrow.parquet.read_table(run / "completions" / f"completions_{step['step']:05d}.parquet").to_pylist()
+        table = pyarrow.parquet.read_table(run / "completions" / f"completions_{step['step']:05d}.parquet").to_pandas()
         assert step["numbers"] is None
         assert step["group"] == [0] * 4 + [1] * 4 + [2] * 4
         assert step["member"] == [0, 1, 2, 3] * 3
         right = [numpy.nan if value is None else value for value in step["rewards"]["right_answer"]]
-        assert right == pytest.approx([row["right_answer"] for row in table], nan_ok=True)
-        assert step["credit"] == pytest.approx([row["advantage"] for row in table])
+        assert right == pytest.approx(table["right_answer"].tolist(), nan_ok=True)
+        assert step["credit"] == pytest.approx(table["advantage"].tolist())
 
 
 def test_messages_become_text_with_their_roles() -> None:
