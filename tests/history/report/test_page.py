@@ -222,7 +222,7 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
 def test_numbers_that_json_lacks_keep_their_meaning(small: Path) -> None:
     run = load_run(small / "first")
     (row, *_) = read_rows(run, run.records[0])
-    row.values["logp"][:4] = [1.234567, numpy.nan, numpy.inf, -numpy.inf]
+    row.values["logp"] = numpy.resize([1.234567, numpy.nan, numpy.inf, -numpy.inf], len(row.tokens or ()))
     data = PageData()
     part, *_ = unpack(data.chunks[_add_to_index(data, run.records[0], [row])["numbers"]])
     assert part["logp"][:4] == [1.2346, None, math.inf, -math.inf]
