@@ -361,7 +361,7 @@ def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:
     write_history(run, [{"step": n, "reward": n / 40, "eval_reward": 1 - n / 40, "entropy": 1.0} for n in steps])
     page = Page(write_page(load_runs([run, small / "second"]), tmp_path / "report.html").path.read_text("utf-8"))
     text = " ".join(" ".join(page.text).split())
-    sentence = "Since step 8 the reward rises (0.112 to 0.912) while the held-out reward falls (0.887 to 0.0875)."
+    sentence = "Since step 8 the reward rises (0.113 to 0.912) while the held-out reward falls (0.887 to 0.0875)."
     assert sentence in text
     assert text.index("Findings (1)") < text.index(sentence) < text.index("Summary", text.index("Findings (1)") + 60)
     links = [attributes.get("href") for tag, attributes in page.elements if tag == "a"]
