@@ -26,8 +26,8 @@ from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import page, script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import (
     PageData,
-    Row,
     _add_to_index,
+    live_credit,
     page_data,
     place_to_open,
     plain_text,
@@ -253,26 +253,24 @@ def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> Non
     assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36
 
 
-def row_with(group: int, advantages: list[float], weights: list[float] | None = None) -> Row:
-    """Two tokens, of which only the first counts."""
-    row = Row(group, 0, prompt="", completion="ab", truncated=None, rewards={}, reward=None, tokens=["a", "b"])
-    row.columns["live"] = [1, 0]
-    row.stages.append(("trl", numpy.array(advantages)))
-    if weights is not None:
-        row.values |= {"advantage": numpy.array(advantages), "weight": numpy.array(weights)}
-    return row
+def test_live_credit_by_hand(small: Path) -> None:
+    run = load_run(small / "first")
+    (row, *_) = read_rows(run, run.records[0])
+    row.columns["live"] = [1, 1, 0]
+    row.stages[-1] = ("last", numpy.float32([0.5, -0.25, 9]))
+    row.values |= {"advantage": numpy.float32([1, 2, 9]), "weight": numpy.float32([0.25, 0, 9])}
+    assert live_credit(row).tolist() == [0.25, 0]
+    row.trained = False
+    assert live_credit(row).tolist() == [0.25, -0.125]
 
 
-def test_place_to_open_has_a_coloured_token(shown: Page) -> None:
+def test_place_to_open_has_signal(shown: Page, small: Path) -> None:
     assert [run["opens"] for run in shown.index["runs"]] == [[1, 0], [1, 0]]
-    silent = row_with(0, [0.0, 0.0])
-    up = row_with(7, [0.5, 0.0])
-    without_weight = row_with(8, [1.0, 1.0], [0.0, 1.0])
-    of_tools = row_with(9, [0.0, 1.0])
-    from_table = dataclasses.replace(up, tokens=None, credit=-0.1)
-    assert place_to_open([[up], [silent, without_weight, of_tools, up]]) == (1, 3)
-    assert place_to_open([[silent, silent, up], [silent, of_tools]]) == (0, 1)  # the second group of the first step
-    assert place_to_open([[silent, from_table]]) == (0, 1)
+    run = load_run(small / "first")
+    up = dataclasses.replace(read_rows(run, run.records[0])[0], group=7, has_signal=True)
+    silent = dataclasses.replace(up, group=0, has_signal=False)
+    assert place_to_open([[up], [silent, up]]) == (1, 1)
+    assert place_to_open([[silent, silent, up], [silent]]) == (0, 1)  # the second group of the first step
     assert place_to_open([[silent], [silent]]) == (1, 0)
     assert place_to_open([]) == (0, 0)
 

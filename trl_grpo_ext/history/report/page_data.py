@@ -195,9 +195,9 @@ class Row:
     truncated: bool | None
     rewards: dict[str, float | None]
     reward: float | None
-    # What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of the last
-    # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
-    credit: float | None = None
+    credit: float | None = None  # what the update does to it, by its sign: see `live_credit`; in tables TRL's advantage
+    has_signal: bool = False  # whether any token is pushed up or down, so that the page shows a colour
+    trained: bool = False  # whether the loss has used it
     outcomes: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
     failed_turns: list[int] = field(default_factory=list)
@@ -206,26 +206,6 @@ class Row:
     columns: dict[str, list[int]] = field(default_factory=dict)  # as the page reads them: see `_columns_of`
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
-
-    @property
-    def trained(self) -> bool:
-        """Whether the loss has used it."""
-        return "weight" in self.values and "advantage" in self.values
-
-    @property
-    def live_credit(self) -> Numbers:
-        """What each live token gets: advantage times weight; the last advantage if it has not been trained on."""
-        if not self.trained and not self.stages:
-            return numpy.zeros(0)
-        last = self.values["advantage"] if self.trained else self.stages[-1][1]
-        weight = self.values["weight"] if self.trained else 1.0
-        credit: Numbers = (last.astype(numpy.float64) * weight)[numpy.array(self.columns["live"], bool)]
-        return credit
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether any token is pushed up or down, so that the page shows a colour."""
-        return bool(self.credit) if self.tokens is None else bool(numpy.nan_to_num(self.live_credit).any())
 
 
 def read_rows(run: Run, path: Path) -> list[Row]:
@@ -290,13 +270,24 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             values={name: _per_token(at[name], size) for name in PER_TOKEN if name in at},
         )
         row.columns = _columns_of(row, at, size)
-        credit = row.live_credit
-        if len(credit):
-            row.credit = number(float(credit.sum() if row.trained else credit.mean()))
-        elif not any(row.columns["live"]):
-            row.credit = 0.0
+        row.trained = {"advantage", "weight"} <= row.values.keys()
+        credit_L = live_credit(row)
+        row.credit = number(float(credit_L.sum()))
+        row.has_signal = bool(numpy.nan_to_num(credit_L).any())
         rows.append(row)
     return rows
+
+
+def live_credit(row: Row) -> Numbers:
+    """What each live token gets: advantage times weight; its part in the mean of the last advantages before that."""
+    live = numpy.array(row.columns["live"], bool)
+    credit_T = numpy.full(len(live), numpy.nan)
+    if row.trained:
+        credit_T = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
+    elif row.stages:
+        credit_T = row.stages[-1][1] / numpy.float64(max(live.sum(), 1))
+    credit_L: Numbers = credit_T[live]
+    return credit_L
 
 
 def _columns_of(row: Row, at: Mapping[str, Any], size: int) -> dict[str, list[int]]:
@@ -368,6 +359,7 @@ def _of_table(run: Run, path: Path) -> list[Row]:
                 rewards={name: number(at[name]) for name in rewards},
                 reward=None,  # the table has no weights
                 credit=number(at["advantage"]),
+                has_signal=bool(number(at["advantage"])),
                 outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name]) for name in outcomes if at[name]},
             )
         )
