@@ -78,5 +78,5 @@ def test_a_training_writes_them_and_one_that_cannot_says_so(tiny_model: Path, tm
     assert written["settings"]["epsilon"] == 0.1
     assert written["settings"]["model"] == str(tiny_model)
     (tmp_path / "full" / FILE).mkdir(parents=True)
-    with pytest.raises(ManifestError, match=rf"cannot be written.*{FILE}"):
+    with pytest.raises(ManifestError, match=FILE):
         train(tiny_model, tmp_path / "full", max_steps=1, reward_funcs=length_reward)
