@@ -98,9 +98,6 @@ def reason_of(error: BaseException) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)[:160]
 
 
-# ---------------------------------------------------------------------------------------------- prompts and messages
-
-
 def plain_messages(messages: Any) -> Any:
     """Messages without the empty fields that parquet adds to all of them if one has them."""
     if isinstance(messages, Mapping):

@@ -285,9 +285,6 @@ def plain_value(value: Any) -> Any:
     return f"<{named.__module__}:{named.__qualname__}>"
 
 
-# -------------------------------------------------------------------------------------------------- how two differ
-
-
 def differences(old: Manifest, new: Manifest) -> list[str]:
     """List the differences between the plugins of two manifests; empty if there are none.
 

@@ -112,9 +112,6 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-# ----------------------------------------------------------------------------------------- from batches to numbers
-
-
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""

@@ -204,9 +204,6 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any) -> Save
     )
 
 
-# -------------------------------------------------------------------------------------------- columns of a dataset
-
-
 def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[SavedBatch]:
     """Give every completion the columns of its prompt's row in a `.jsonl` or `.parquet` file.
 
@@ -236,9 +233,6 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
         new = {name: values for name, values in columns.items() if name not in ("prompt", "completion", *batch.columns)}
         joined.append(replace(batch, columns={**batch.columns, **rows_of(new, rows)}))
     return joined
-
-
-# ---------------------------------------------------------------------------------------------------------- tokens
 
 
 def _text_tokens(texts: Sequence[str], truncated: Sequence[bool], where: str, tokenizer: Any) -> Tokens:

@@ -130,8 +130,6 @@ _ENVIRONMENT = Environment(
 )
 
 
-# ---------------------------------------------------------------------------------------------------------- tables
-
 Line = tuple[str, Sequence[str], bool]
 """One line of a table: a name, a text for each run, and whether the runs differ in it."""
 
