@@ -384,7 +384,7 @@ def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
     for plot in PLOTS:
         with style():
             drawn = draw_lines(runs, plot.panels(runs))
-        yield plot, drawn and svg_of(drawn, plot.name, plot.title)
+        yield plot, None if drawn is None else svg_of(drawn, plot.name, plot.title)
 
 
 # ------------------------------------------------------------------------------------------------- figures as SVG
