@@ -20,9 +20,6 @@ from tests.docs_site.blocks import Block, all_blocks, surroundings
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.plugins.loading import GROUPS
 
-COLUMNS = frozenset({"rewards", "advantage_hooks", "loss_aggregation"})
-
-
 PYTHON = [block for block in all_blocks() if block.language == "python"]
 WITH_PROMPTS = [block for block in PYTHON if ">>> " in block.text]
 RUN = [block for block in PYTHON if surroundings(block)]
@@ -90,7 +87,7 @@ def test_yaml_is_settings_of_a_run(block: Block, tmp_path: Path) -> None:
     if "model_name_or_path" in settings:  # the file of a whole run: `TrlParser` deals its settings out
         settings = {name: value for name, value in settings.items() if name not in others}
     config = GRPOExtConfig(**{"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, **settings})
-    for name in COLUMNS & set(settings):
+    for name in {"rewards", "advantage_hooks", "loss_aggregation"} & set(settings):
         assert getattr(config, name) == settings[name]
 
 
