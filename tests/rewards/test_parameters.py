@@ -52,7 +52,7 @@ def test_parameters_that_cannot_work_together_are_refused() -> None:
         ({"name": "regex_match", "pattern": "a", "count": 2, "full": True}, "count must be 1 with full, got 2"),
         ({"name": "tool_use", "returned": 0, "failed": 0}, "must not be 0, got 0 for all three"),
         ({"name": "math_accuracy", "outcomes": {"scored": 1.0}}, "has no outcome 'scored' to set"),
-        ({"name": "gsm8k_accuracy", "outcomes": {"wrong": INF}}, "must become a finite number"),
+        ({"name": "gsm8k_accuracy", "outcomes": {"wrong": INF}}, "must be a finite number"),
     ):
         with pytest.raises((ConfigurationError, PluginParameterError), match=message):
             load_rewards([selection])

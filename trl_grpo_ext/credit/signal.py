@@ -83,11 +83,6 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
     return signal_Q
 
 
-def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """The share of groups without signal."""
-    return 1.0 - float(groups_of(table_N_C).double().mean())
-
-
 def with_signal_only(rollout: Rollout) -> Rollout:
     """The rollout as if groups without signal had not been sampled: with empty masks, and in no count."""
     table_N_C = rollout.gather(signal_table(rollout))

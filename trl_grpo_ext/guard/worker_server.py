@@ -213,7 +213,6 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
 
 
 def _describe(error: BaseException) -> tuple[str, str, str]:
-    """The exception's type, message and last lines of the traceback."""
     message = "(its message cannot be read)"
     with contextlib.suppress(Exception):
         message = str(error)[:2000]

@@ -306,7 +306,6 @@ class _Processes:
         return number, files
 
     def give_back(self, worker: _Worker) -> None:
-        """Keep a worker whose job is over for the next one, if it can have another."""
         if worker.is_free:
             self.idle.append(worker)
         else:
@@ -325,7 +324,6 @@ class _Processes:
             self.drop(worker)
 
     def end(self) -> None:
-        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
         if self.owner == os.getpid():
             self.idle.clear()
             self.drop_busy()

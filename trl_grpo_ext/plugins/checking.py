@@ -117,7 +117,6 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
 
 
 def _parameters(plugin: Any) -> Iterable[str]:
-    """Of the constructor: attributes of these names are the author's."""
     try:
         return inspect.signature(type(plugin)).parameters
     except (TypeError, ValueError):  # some extension types have none

@@ -311,7 +311,6 @@ def _with_selected(
 
 
 def _is_built(kind: Kind, value: Any) -> bool:
-    """Whether a value is already a plugin object of this kind, not a selection."""
     if isinstance(value, type) or kind == "reward":
         return callable(value) and not isinstance(value, type)
     return any(implements(value, method) for method in FACTS[kind].methods)
