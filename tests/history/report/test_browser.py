@@ -36,8 +36,15 @@ from trl_grpo_ext.testing.builders import turns_between
 NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
 
+MEGABYTES_20 = 20 * 10**6
+
 
 # ---------------------------------------------------------------------------------------------- what tests ask it
+
+
+def empty_logs(driver: Any) -> None:
+    driver.get_log("browser")
+    driver.get_log("performance")
 
 
 def assert_silent(driver: Any) -> None:
@@ -134,7 +141,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("first", "second")):
         write_big_run(folder / name, seed=seed)
     written = write_page(load_runs([folder / "first", folder / "second"]), folder / "report.html")
-    assert written.bytes < 20 * 10**6
+    assert written.bytes < MEGABYTES_20
     return folder
 
 
@@ -160,8 +167,7 @@ def freshly(driver: Any, page: Path) -> Iterator[Any]:
     """Open a page with an empty log before it."""
     set_device(driver, 1280, 900)
     prefer_colours(driver, "light")
-    driver.get_log("browser")
-    driver.get_log("performance")
+    empty_logs(driver)
     open_page(driver, page)
     yield driver
     assert_silent(driver)
@@ -194,8 +200,8 @@ def test_a_token_shows_the_numbers_of_the_parquet_file(opened: Any, big: Path) -
                 product = row["advantage"][place] * row["weight"][place]
                 assert read(lines["advantage × weight"][column]) == pytest.approx(product, rel=1e-3)
             total = math.fsum(row["advantage"][p] * row["weight"][p] for p in places[number] if row["live"][p])
-            sign = ["up"] * (total > 0) + ["down"] * (total < 0)
-            assert [word for word in told["kind"].split() if word in ("up", "down")] == sign
+            sign = {True: "up", False: "down"}[total > 0] if total else ""
+            assert (sign in told["kind"].split()) if sign else not {"up", "down"} & set(told["kind"].split())
     assert compared >= 60
     # A step that was not trained on says so.
     choose(opened, "step", "1")
@@ -242,14 +248,19 @@ def test_filters_and_search_find_exactly_what_python_finds(opened: Any, big: Pat
     rows = rows_of(big / "second")
     choose(opened, "run", "1")
     wait_until(opened, "return document.getElementById('step').options.length === 5")
-    for reward, right_from in (("right_answer", 1.0), ("think_format", 0.5)):
+    for reward in ("right_answer", "think_format"):
         choose(opened, "right", reward)
-        choose(opened, "from", str(right_from))
         for name in ("wrong-rewarded", "right-punished", "longest", "truncated", "unparseable"):
             choose(opened, "filter", name)
-            wanted = expected(rows, name, reward, right_from)
-            assert 0 < len(wanted) < 500 or name == "unparseable", name
+            wanted = expected(rows, name, reward)
+            assert 0 < len(wanted) < 500 or reward == "think_format", name
             assert found(opened) == wanted, name
+    choose(opened, "from", "0.5")  # of the reward at hand alone
+    for name in ("wrong-rewarded", "right-punished"):
+        choose(opened, "filter", name)
+        wanted = expected(rows, name, "think_format", 0.5)
+        assert wanted, name
+        assert found(opened) == wanted, name
     choose(opened, "right", "right_answer")
     assert opened.execute_script("return document.getElementById('from').value") == "1"
     choose(opened, "filter", "all")
@@ -327,9 +338,12 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
 
 
 def test_hostile_completions_are_text_and_nothing_runs(attacked: Any) -> None:
-    seen = attacked.execute_script(
-        "return [...document.querySelectorAll('.card')].map((c) => c.querySelector('.tokens').textContent)"
+    texts = attacked.execute_script(
+        "return [...document.querySelectorAll('.card')]"
+        ".map((c) => [c.dataset.member, c.querySelector('.tokens').textContent])"
     )
+    seen = {int(member): text for member, text in texts}
+    assert sorted(seen) == list(range(len(HOSTILE)))
     for member, text in enumerate(HOSTILE):
         whole = visible(text + "\ufffd\u00b7").replace("\n", "\u21b5\n")  # half a character, and the token that ends it
         if len(text) < 1500:
@@ -352,13 +366,15 @@ def test_browser_keeps_hostile_text_in_its_card(attacked: Any) -> None:
         assert attacked.execute_script("return document.documentElement.scrollWidth") == width
         assert attacked.execute_script(OVERFLOWING, marks) == []
     kinds = attacked.execute_script(
-        "return [...document.querySelectorAll('.stretch')].map((e) => [getComputedStyle(e), e.dir])"
-        ".map(([style, direction]) => [style.overflow, style.unicodeBidi, direction])"
+        "return [...document.querySelectorAll('.stretch')].map((e) => getComputedStyle(e)).map("
+        "(s, i) => [s.overflow, s.unicodeBidi, document.querySelectorAll('.stretch')[i].dir])"
     )
     assert {tuple(kind) for kind in kinds} == {("hidden", "isolate", "auto")}
     member = next(number for number, text in enumerate(HOSTILE) if text.startswith("ש"))
-    direction = "return getComputedStyle(document.querySelectorAll('.card')[arguments[0]].querySelector('.stretch'))"
-    assert attacked.execute_script(f"{direction}.direction", member) == "rtl"
+    direction = (
+        'return getComputedStyle(document.querySelector(`.card[data-member="${arguments[0]}"] .stretch`)).direction'
+    )
+    assert attacked.execute_script(direction, member) == "rtl"
 
 
 def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: Path, tmp_path: Path) -> None:
