@@ -160,7 +160,6 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
 
 
 def _findings(rules: Sequence[Rule], checks: Checks) -> dict[Rule, Finding]:
-    """What comes of each rule; those after a gate that is broken are not checked."""
     found: dict[Rule, Finding] = {}
     shut = ""
     for rule in rules:
@@ -196,7 +195,7 @@ def _time_limit(seconds: float, checks: Checks) -> Iterator[None]:
 def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Checks:
     """The checks of a plugin. The modules of its kind are imported here, since most import torch."""
     plugin, name, options = _subject(kind, plugin_or_selection, given)
-    texts, prompts = (as_texts(what, options.get(what)) for what in ("completions", "prompts"))
+    texts, prompts = (as_texts(options.get(what)) for what in ("completions", "prompts"))
     columns = as_columns(options.get("columns"))
     checks: Checks
     if kind == "reward":
@@ -242,7 +241,6 @@ def _subject(kind: Kind, asked: Any, given: Mapping[str, Any]) -> tuple[Any, str
 
 
 def _declared(kind: Kind, exported: Any, name: str) -> Mapping[str, Any]:
-    """The options that a plugin, or its class, declares."""
     declared = FACTS[kind].declaration.of(exported).conformance
     _check_keys(declared, f"{name}, conformance")
     return declared
@@ -262,10 +260,8 @@ def as_columns(columns: Any) -> dict[str, list[Any]]:
     return {name: list(one) if isinstance(one, list | tuple) else [one] for name, one in given.items()}
 
 
-def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
+def as_texts(texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them."""
     if isinstance(texts, str):
         return (texts,)
-    if texts is not None and (not isinstance(texts, Sequence) or not texts):
-        raise ConfigurationError(f"{what} must be a list with at least one entry, got {texts!r:.200}.")
     return None if texts is None else tuple(texts)

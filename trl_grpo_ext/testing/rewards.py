@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import os
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
-from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, parameters_of, reward_name
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, plugin_code
@@ -185,7 +184,6 @@ def ordinary_call(
 
 
 def _ids(completion: Any) -> list[int]:
-    """One token per four characters; rewards only read their number."""
     text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
     return [1 + ord(character) % 500 for character in text[::4]]
 
@@ -262,10 +260,7 @@ class RewardChecks(Checks):
 
     def _columns_read(self, error: BaseException) -> list[str]:
         """The columns that it reads and nobody gave; they may be why it failed, and then nothing can be said."""
-        try:
-            parameters = inspect.signature(self.plugin).parameters.values()
-        except (TypeError, ValueError):
-            return []
+        parameters = (parameters_of(self.plugin) or {}).values()
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             return []
         named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
@@ -279,7 +274,6 @@ class RewardChecks(Checks):
         return returned if hasattr(returned, "__len__") or not hasattr(returned, "__iter__") else list(returned)
 
     def _scores(self, batch: RewardCall) -> Scores:
-        """The same, checked against the contract."""
         return self._read(self._raw(batch), batch)
 
     def _read(self, returned: Any, batch: RewardCall) -> Scores:
@@ -292,7 +286,6 @@ class RewardChecks(Checks):
         return scores
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: RewardCall) -> None:
-        """Compare scores that should be equal; `what` names the two."""
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if not _same(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", batch)
@@ -459,7 +452,6 @@ def run_together(*works: Callable[[], T]) -> list[T]:
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """Whether two scores are the same, up to the last digits."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
@@ -486,7 +478,6 @@ def process_state() -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The changes, in words."""
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
