@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -45,22 +46,16 @@ class Ranks:
 
     def run(self, body: Body) -> list[Any]:
         """What `body` returned or raised on each rank."""
-        results: list[Any] = [None] * self.processes
 
-        def one(rank: int) -> None:
+        def one(rank: int) -> Any:
             agreement = Agreement(rank, self.processes, partial(self.gather, rank), partial(self.meet, rank))
             try:
-                results[rank] = body(agreement, rank)
+                return body(agreement, rank)
             except (TRLGRPOExtError, KeyboardInterrupt, AssertionError, threading.BrokenBarrierError) as error:
-                results[rank] = error
+                return error
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.processes)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=20)
-            assert not thread.is_alive()
-        return results
+        with ThreadPoolExecutor(self.processes) as threads:
+            return [*threads.map(one, range(self.processes), timeout=20)]
 
 
 def in_section(body: Body) -> Body:
