@@ -88,13 +88,13 @@ def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
 def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = with_math_workers(cache=2)
     asked: list[int] = []
-    run = reward._verifier.pool.run
+    run = reward._pool.run
 
     def counting(jobs: Any, **limits: Any) -> Any:
         asked.append(len(jobs))
         return run(jobs, **limits)
 
-    monkeypatch.setattr(reward._verifier.pool, "run", counting)
+    monkeypatch.setattr(reward._pool, "run", counting)
     for completions, times in ((["x"] * 8, 1), (["x", "y"], 2), (["z", "x"], 3), (["y"], 4)):
         boxed = [f"\\boxed{{{text}}}" for text in completions]
         assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
@@ -120,7 +120,7 @@ def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
 
 def test_load_rewards_starts_the_workers_imports() -> None:
     (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
-    assert reward._verifier.pool._processes._server is not None
+    assert reward._pool._processes._server is not None
     reward.close()
 
 

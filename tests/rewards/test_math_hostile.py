@@ -117,7 +117,7 @@ def test_math_accuracy_outcome_depends_on_the_answer(count: int) -> None:
     alone = rows if count > 120 else rows[::6]
     assert [outcomes([row])[0] for row in alone] == together[:: 1 if count > 120 else 6]
     left = set(psutil.Process().children(recursive=True)) - others
-    assert len(left) <= reward._verifier.pool.workers + 1
+    assert len(left) <= reward._pool.workers + 1
     assert psutil.STATUS_ZOMBIE not in {process.status() for process in left}
     reward.close()
     end = time.monotonic() + 30

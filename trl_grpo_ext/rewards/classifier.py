@@ -1,7 +1,5 @@
 """A sequence-classification model as a reward: toxicity, sentiment, a topic, or a reward model with one output."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -27,15 +25,14 @@ class Classifier(Checked):
     """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
-    at the first call, once per process for all rewards that use it, and runs in evaluation mode without gradients. A
-    model without a trained classification head is refused.
+    at the first call, once per process for all rewards that use it. One without a trained classification head is
+    refused.
 
     The probability is a sigmoid if the model's configuration says `multi_label_classification`, else a softmax over the
     labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
 
     A text longer than `max_length` tokens, or than the model's limit, is cut: "completion" keeps its beginning,
-    "prompt_and_completion" its end. A policy could then hide what the classifier dislikes after the cut, so make
-    `max_length` long enough for your completions.
+    "prompt_and_completion" its end. A policy could hide what the classifier dislikes after the cut.
 
     Args:
         model: Name or path of the model.
@@ -79,12 +76,11 @@ class Classifier(Checked):
         with _LOADING:
             model, tokenizer = _load(*self._source)
         texts = [completion_text(completion) for completion in completions]
-        most = _CHARACTERS_PER_TOKEN * self.max_length
-        cut = slice(most)
+        cut = slice(_CHARACTERS_PER_TOKEN * self.max_length)
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
             texts = [_after_prompt(prompt, said, tokenizer) for prompt, said in zip(prompts, texts, strict=True)]
-            cut = slice(-most, None)
+            cut = slice(-cut.stop, None)
         texts = [text.encode("utf-8", "replace").decode()[cut] for text in texts]  # it takes no lone surrogates
         label = _label_index(str(self.model), self.label, model.config)
         limits = (self.max_length, tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))
@@ -111,13 +107,9 @@ class Classifier(Checked):
 
 def _label_index(model: str, label: str | int | None, config: Any) -> int:
     names = {int(index): str(name) for index, name in config.id2label.items()}
-    if label is None and len(names) == 1:
-        return 0
-    if isinstance(label, int) and label in names:
-        return label
-    found = [index for index, name in names.items() if name == label]
-    if len(found) == 1:
-        return found[0]
+    found = [index for index, name in names.items() if label in (index, name)]
+    if len(found) == 1 or (label is None and len(names) == 1):
+        return (found or [0])[0]
     raise ConfigurationError(f"classifier: the model {model!r} has no label {label!r}; its labels are {names}.")
 
 
@@ -144,11 +136,9 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             name, dtype="auto", output_loading_info=True
         )
-    untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
+    untrained = sorted([*report["missing_keys"], *map(str, report.get("mismatched_keys", ()))])
     if untrained:
-        raise RewardError(
-            f"classifier: the model {name!r} has no trained weights for {untrained}: it scores at random."
-        )
+        raise RewardError(f"classifier: the model {name!r} has no trained weights for {untrained}.")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:

@@ -1,7 +1,5 @@
 """Rewards by the form of a completion: `think_format` and `tag_format`. Their places are the tags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

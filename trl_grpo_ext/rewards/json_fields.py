@@ -1,7 +1,5 @@
 """Which fields of the completion's JSON hold the expected values?"""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -28,8 +26,8 @@ class JSONFields(Comparing):
     place of a part is its value in the completion. A field that is missing scores 0 and has no place. A field whose
     key, or that of an object around it, is repeated scores 0 too, since parsers disagree on which one counts.
 
-    Values must be of the same JSON type: the text "18" is not the number 18, and 1 is not true. Numbers are compared as
-    decimals, so 1.0 is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
+    Values must be of the same JSON type: the text "18" is not the number 18. Numbers are compared as decimals, so 1.0
+    is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
 
     Args:
         column: The dataset's column of expected values: JSON text, or a mapping. Of a mapping, entries that are None
@@ -59,7 +57,6 @@ class JSONFields(Comparing):
             "columns": {"fields": ['{"answer": 18, "unit": {"name": "eggs"}}']},
             "completions": [
                 '```json\n{"answer": 18, "unit": {"name": "eggs"}}\n```',
-                '```json\n{"answer": 17, "unit": {"name": "eggs"}}\n```',
                 '```json\n{"answer": 17}\n```',
                 "18",
             ],
@@ -75,11 +72,14 @@ class JSONFields(Comparing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_depth > _DEEPEST:
-            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth!r}.")
+            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth}.")
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         try:
-            right = _reference(_as_text(expected))
+            if not isinstance(expected, str | Mapping):
+                raise TypeError("neither JSON text nor a mapping")
+            is_text = isinstance(expected, str)
+            right = _reference(expected if is_text else json.dumps(_without_none(expected, _DEEPEST), allow_nan=False))
         except (ValueError, TypeError, RecursionError, AmbiguousError, RefusedError) as error:
             return Judgement(Outcome.UNPARSEABLE, f"{shown(expected)[:60]}: {shown(str(error))}")
         absent = self._parts(right, None)
@@ -122,13 +122,11 @@ def _fields(
     while waiting:
         path, wanted, found, once = waiting.pop()
         there: dict[str | int, list[Located]] = {key: [] for key, _ in wanted.members}
-        for one in found if wanted.kind in ("object", "array") else ():
-            for key, value in one.members if one.kind == wanted.kind else ():
-                known = there.get(key)
-                if known is None or known:
-                    strays.append((value.start, value.end))
-                if known is not None:
-                    known.append(value)
+        for key, value in (member for one in found if one.kind == wanted.kind for member in one.members):
+            if there.get(key) != []:
+                strays.append((value.start, value.end))
+            if key in there:
+                there[key].append(value)
         if not wanted.members:
             yield path, wanted, found, once
         inner = [(_path(path, key), value, there[key], once and len(there[key]) <= 1) for key, value in wanted.members]
@@ -141,14 +139,6 @@ def _path(path: str, key: str | int) -> str:
     if not key.isidentifier():
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
-
-
-def _as_text(expected: Any) -> str:
-    if isinstance(expected, str):
-        return expected
-    if not isinstance(expected, Mapping):
-        raise TypeError("neither JSON text nor a mapping")
-    return json.dumps(_without_none(expected, _DEEPEST), allow_nan=False)
 
 
 def _without_none(value: Any, depth: int) -> Any:

@@ -1,9 +1,8 @@
 """A language model as the reward: questions about each completion, asked of an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -69,23 +68,21 @@ class Judge(Judged):
     without any verdict warns. The reward raises if the server refuses the key, does not know the model, or answers none
     of a batch's requests.
 
-    The judged text is hostile. It stands between marks that depend on a digest of the text, so it cannot hold its own
-    end. The judging model's special tokens (if its tokenizer is in a folder named `model` or in the hub's cache), what
-    looks like the mark of a turn, and the keys of a verdict are broken up, and only a reply counts that ends with the
-    verdict and has each criterion's key once. None of this stops a text from *persuading* a weak judge: keep a second
-    metric that no model judges.
+    The judged text is hostile. It stands between marks that depend on its digest, so it cannot hold its own end. The
+    judging model's special tokens (if its tokenizer is in a folder named `model` or in the hub's cache), what looks
+    like the mark of a turn, and the keys of a verdict are broken up, and only a reply counts that ends with the verdict
+    and has each criterion's key once. None of this stops a text from *persuading* a weak judge.
 
-    All requests of a batch are sent at once, up to `concurrency`, and equal ones once. Under `GRPOExtTrainer` they
-    start before the other rewards are computed. The openai client retries what failed, with increasing waits, and waits
-    as long as a server's `Retry-After` says.
+    Equal requests are sent once, under `GRPOExtTrainer` before the other rewards are computed. The openai client
+    retries what failed, with increasing waits, and waits as long as a server's `Retry-After` says.
 
     Args:
         model: The model's name on the server.
         criteria: A question, or a list of mappings with `question` and, where wanted, `name`, `weight` and `scale` (two
             whole numbers).
         base_url: Address of the server. None: the client's own.
-        api_key_env: The environment variable that holds the key. Where it is unset, the word none is sent: local
-            servers need no key. The key stands in no message or manifest.
+        api_key_env: The environment variable that holds the key; the word none is sent where it is unset. The key
+            stands in no message or manifest.
         template: What the judge reads; `{prompt}`, `{completion}` and any column's name are replaced by the fenced
             text.
         temperature: Of the judge.
@@ -128,17 +125,11 @@ class Judge(Judged):
         checked_text("judge: model", self.model)
         self._criteria = _criteria(self.criteria)
         if self.base_url is not None and not _ADDRESS.match(str(self.base_url)):  # it is not shown: a password, perhaps
-            raise ConfigurationError(
-                "judge: base_url must be like http://localhost:8000/v1, without a user or password, which belong into "
-                "api_key_env's variable."
-            )
+            raise ConfigurationError("judge: base_url must be like http://localhost:8000/v1, without user or password.")
         found = _FIELD.findall(self.template)
-        passed = PASSED_BY_TRL.intersection(found)
-        if found.count("completion") != 1 or passed:
-            raise ConfigurationError(
-                f"judge: template must hold {{completion}} exactly once, and none of {sorted(PASSED_BY_TRL)}, got "
-                f"{self.template!r:.200}."
-            )
+        if found.count("completion") != 1 or PASSED_BY_TRL.intersection(found):
+            problem = f"must hold {{completion}} once, and none of {sorted(PASSED_BY_TRL)}"
+            raise ConfigurationError(f"judge: template {problem}, got {self.template!r:.200}.")
         self._special_tokens = special_tokens(self.model)
         self._process: int | None = None  # the one that what follows belongs to
         self._client: Any = None
@@ -190,14 +181,19 @@ class Judge(Judged):
         request = "\n".join(wanted)
         keys = re.compile(f'"({"|".join(criterion.name for criterion in self._criteria)})"')
 
-        def filled_in(row: int) -> str:
-            def fenced(match: re.Match[str]) -> str:  # a text that ends no turn and holds no verdict
-                text = broken_up(str(filled[match[1]][row]), self._special_tokens)
-                return _fence(match[1], keys.sub(r'"\1 "', text))
+        def fenced(field: re.Match[str], row: int) -> str:
+            """A text that ends no turn and holds no verdict, between marks that it cannot hold."""
+            text = keys.sub(r'"\1 "', broken_up(str(filled[field[1]][row]), self._special_tokens))
+            text = text.encode("utf-8", "replace").decode()
+            mark = f"{field[1].upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            return f"<<<{mark}\n{text}\n{mark}>>>"
 
-            return f"{_FIELD.sub(fenced, self.template)}\n\n{request}"
-
-        return [None if len(said) > self.max_characters else filled_in(row) for row, said in enumerate(texts)]
+        asks: list[str | None] = []
+        for row, said in enumerate(texts):
+            fill = functools.partial(fenced, row=row)
+            short = len(said) <= self.max_characters
+            asks.append(f"{_FIELD.sub(fill, self.template)}\n\n{request}" if short else None)
+        return asks
 
     async def _judged(
         self, completions: Sequence[Any], columns: Mapping[str, Any]
@@ -206,21 +202,20 @@ class Judge(Judged):
         # The client, its connections and its limits belong to one event loop, whichever one awaits this.
         found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_all(asks), reward_loop()))
         replies = [None if ask is None else found[ask] for ask in asks]
-        refused = self._no_verdict(Outcome.REFUSED, f"more than max_characters, {self.max_characters}")
+        refused = self._without(Outcome.REFUSED, f"more than max_characters, {self.max_characters}")
         judgements = [refused if reply is None else reply.judgement for reply in replies]
         counts = Counter(judgement.outcome for judgement in judgements)
         if found and not counts[Outcome.SCORED]:
             first = next(reply.judgement.detail for reply in replies if reply is not None)
-            problem = (
-                f"{self.__name__}: no completion of {len(judgements)} got a verdict from {self.model!r} "
-                f"({', '.join(f'{n} {outcome.value}' for outcome, n in counts.items())}; the first: {first})."
-            )
+            said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
+            problem = f"judge: no completion of {len(judgements)} got a verdict from {self.model!r} ({said}; {first})."
             if not counts[Outcome.UNREADABLE]:  # the server is at fault, not its model
                 raise RewardError(f"{problem} Is the server there?")
             warnings.warn(f"{problem} Can this model judge?", stacklevel=2)
         return judgements, replies
 
-    def _no_verdict(self, outcome: Outcome, detail: str) -> Judgement:
+    def _without(self, outcome: Outcome, detail: str) -> Judgement:
+        """A judgement without a verdict."""
         return Judgement(outcome, detail, self._in_parts([0.0] * len(self._criteria)))
 
     def _in_parts(self, answers: Sequence[float]) -> float:
@@ -230,8 +225,6 @@ class Judge(Judged):
         if len(pairs) == 1:
             return mean
         return Parts([Part(criterion.name, answer, criterion.weight) for criterion, answer in pairs], mean)
-
-    # In the event loop.
 
     def _tasks(self, asks: Sequence[str | None]) -> dict[str, asyncio.Task[_Reply]]:
         """One task for each different request: the one that has started, or a fresh one."""
@@ -247,12 +240,8 @@ class Judge(Judged):
             )
             loop = asyncio.get_running_loop()
             weakref.finalize(self, _close, self._client, loop, self._process).atexit = False
-        tasks = {}
-        for ask in dict.fromkeys(asks):
-            if ask is not None:
-                started = self._started.pop(ask, None)
-                tasks[ask] = started or asyncio.create_task(self._reply(ask))
-        return tasks
+        different = [ask for ask in dict.fromkeys(asks) if ask is not None]
+        return {ask: self._started.pop(ask, None) or asyncio.create_task(self._reply(ask)) for ask in different}
 
     async def _start(self, asks: Sequence[str | None]) -> None:
         for task in self._started.values():
@@ -279,17 +268,15 @@ class Judge(Judged):
                     completion = await self._complete(ask)
                 return self._read(completion, time.monotonic() - start)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-                raise RewardError(
-                    f"{self.__name__}: {self._client.base_url} answers {error.status_code} for the model "
-                    f"{self.model!r}. Check the address, the model's name, and the key in {self.api_key_env}."
-                ) from None  # the client's error may quote the key
+                said = f"judge: {self._client.base_url} answers {error.status_code} for the model {self.model!r}."
+                # The client's error may quote the key.
+                raise RewardError(f"{said} Is the address right, and the key in {self.api_key_env}?") from None
             except (TimeoutError, openai.APITimeoutError):
-                failed = self._no_verdict(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s")
+                failed = self._without(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s")
             except openai.APIStatusError as error:
-                failed = self._no_verdict(Outcome.ERROR, f"the server answers {error.status_code}, also after retries")
+                failed = self._without(Outcome.ERROR, f"the server answers {error.status_code}, also after retries")
             except (openai.APIError, ValueError) as error:  # ValueError: half a body, or one that is no JSON
-                detail = f"the server cannot be reached or read: {type(error).__name__}"
-                failed = self._no_verdict(Outcome.ERROR, detail)
+                failed = self._without(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}")
             return _Reply(failed, seconds=time.monotonic() - start)
 
     async def _complete(self, ask: str) -> Any:
@@ -315,12 +302,12 @@ class Judge(Judged):
         refusal = getattr(message, "refusal", None)
         text = str(refusal or getattr(message, "content", None) or "")[:_LONGEST_REPLY]
         if refusal or finish == "content_filter":
-            judgement = self._no_verdict(Outcome.UNREADABLE, f"the judge declined: {shown(text)}")
+            judgement = self._without(Outcome.UNREADABLE, f"the judge declined: {shown(text)}")
         else:
             try:
                 judgement = Judgement(Outcome.SCORED, score=self._in_parts(self._answers(text, finish == "length")))
             except (ValueError, RefusedError, AmbiguousError) as error:
-                judgement = self._no_verdict(Outcome.UNREADABLE, f"{error}: {shown(text)}")
+                judgement = self._without(Outcome.UNREADABLE, f"{error}: {shown(text)}")
         usage = getattr(completion, "usage", None)
         tokens = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
         return _Reply(judgement, text, seconds, *tokens)
@@ -365,13 +352,6 @@ def _close(client: Any, loop: asyncio.AbstractEventLoop, process: int) -> None:
         asyncio.run_coroutine_threadsafe(client.close(), loop)
 
 
-def _fence(name: str, text: str) -> str:
-    """A text between marks that it cannot hold: they depend on a digest of it."""
-    text = text.encode("utf-8", "replace").decode()
-    mark = f"{name.upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return f"<<<{mark}\n{text}\n{mark}>>>"
-
-
 def _criteria(criteria: Any) -> list[_Criterion]:
     listed = [{"question": criteria}] if isinstance(criteria, str) else criteria
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(each, Mapping) for each in listed):
@@ -394,9 +374,7 @@ def _possible_answers(scale: Any) -> tuple[str, dict[str, Any], dict[str, float]
         return "true or false", {"type": "boolean"}, {"true": 1.0, "false": 0.0}
     whole = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) is int for end in scale)
     if not whole or not 0 < scale[1] - scale[0] <= _MOST_GRADES:
-        raise ConfigurationError(
-            f"judge: scale is two whole numbers, the lower first, at most {_MOST_GRADES} apart, got {scale!r}."
-        )
+        raise ConfigurationError(f"judge: scale is two whole numbers, at most {_MOST_GRADES} apart, got {scale!r}.")
     low, high = scale
     worth = {str(grade): (grade - low) / (high - low) for grade in range(low, high + 1)}
     return f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, worth

@@ -1,7 +1,5 @@
 """Does each line of the completion hold the expected answer?"""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

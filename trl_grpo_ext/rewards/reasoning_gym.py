@@ -1,7 +1,5 @@
 """Procedural tasks of the package `reasoning-gym`, scored by the task's own verifier where it can harm nobody."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib
@@ -42,8 +40,8 @@ class ReasoningGym(Judged):
     unparseable reference; those of `arc_agi` and `rearc` cannot be read from JSON.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
-    has given up its rights to files, network and processes before the first answer. Scores are the verifier's own,
-    partial credit included: many give 0.01 to any answer.
+    has given up its rights to files, network and processes. Scores are the verifier's own, partial credit included:
+    many give 0.01 to any answer.
 
     Args:
         extract: "answer": inside the last `<answer>` tag, as the package does it; "whole": the whole completion.
@@ -121,8 +119,7 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
     if isinstance(dataset, str):
         raise ConfigurationError(f"reasoning_gym: {dataset}")
     rows = []
-    for index in range(size):
-        item = dataset[index]
+    for item in (dataset[index] for index in range(size)):
         named = {"task": task, "config": settings, "entry": json.dumps(item)}
         rows.append({"prompt": item["question"], **named, "answer": str(item["answer"])})
     return rows
@@ -131,7 +128,7 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
 def score(job: Sequence[Any]) -> float | str:
     """The verifier's score, or why the problem cannot be read. Runs in a worker."""
     task, config, text, answer = job
-    _give_up_rights()  # at the first job of this worker
+    _give_up_rights()
     dataset = _dataset(task, config)
     return dataset if isinstance(dataset, str) else _problem(task, config, text) or _verified(dataset, text, answer)
 
@@ -153,7 +150,7 @@ def _problem(task: str, config: str, text: str) -> str:
     return "" if right else f"the answer that comes with the problem {text!r:.80} does not get 1.0"
 
 
-@functools.cache
+@functools.cache  # at the first job of this worker
 def _give_up_rights() -> None:
     importlib.import_module("reasoning_gym")  # its files are read while they can be
     libraries = [sysconfig.get_paths()["purelib"], *(path for path in sys.path if path)]
@@ -176,7 +173,6 @@ def _only_expressions(problem: str) -> Iterator[None]:
     sympy: Any = importlib.import_module("sympy")
     evaluate = builtins.eval
     parse = sympy.parse_expr
-    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
 
     def safe_eval(source: Any, *scopes: Any) -> Any:
         own = isinstance(source, str) and source in problem
@@ -190,15 +186,17 @@ def _only_expressions(problem: str) -> Iterator[None]:
             raise ValueError("no plain expression")
         return parse(source, *given, **named)
 
-    def put(new_eval: Callable[..., Any], old_parse: Any, new_parse: Any) -> None:
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
+    parsing = [vars(sympy), *(names for names in modules if names.get("parse_expr") is parse)]
+
+    def put(new_eval: Callable[..., Any], new_parse: Callable[..., Any]) -> None:
         for names in modules:
             names["eval"] = new_eval
-            if names.get("parse_expr") is old_parse:
-                names["parse_expr"] = new_parse
-        sympy.parse_expr = new_parse
+        for names in parsing:
+            names["parse_expr"] = new_parse
 
-    put(safe_eval, parse, safe_parse)
+    put(safe_eval, safe_parse)
     try:
         yield
     finally:
-        put(evaluate, safe_parse, parse)
+        put(evaluate, parse)

@@ -1,7 +1,5 @@
 """Does the completion match a regular expression?"""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -24,9 +22,8 @@ _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, 
 class RegexMatch(Judged):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
-    The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training
-    on a text that a model may well write, and `re` cannot be interrupted. So matches run in worker processes, which are
-    killed after `timeout` seconds of CPU time.
+    The pattern is Python's (`re`) and may match anywhere. One such as `(a+)+b` can take longer than the training on a
+    text that a model may well write, so matches run in worker processes, which are killed after `timeout` CPU seconds.
 
     Each named group, `(?P<name>...)`, is a part; without any, the whole match is the one part `match`. The places are
     those of the matches that count; a group that took no part in a match has no share in it.
@@ -39,10 +36,9 @@ class RegexMatch(Judged):
         otherwise: The score without a match.
         count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
             and `value` in proportion.
-        max_characters: Longer completions are refused. Cutting them would make `$` and `full` wrong.
+        max_characters: Longer completions are refused.
         timeout: CPU seconds that the match of one completion may take.
-        outcomes: Values of the outcomes `refused`, `timeout`, `died` and `error`: 0.0 each, except that the last
-            raises.
+        outcomes: Values of the outcomes `refused`, `timeout`, `died` (0.0) and `error`, which raises.
     """
 
     __name__ = "regex_match"

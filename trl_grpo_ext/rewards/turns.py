@@ -1,7 +1,5 @@
 """A reward by turn, for completions with tools: `tool_use`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +25,6 @@ class ToolUse(Checked):
 
     The score is the sum over the turns, with a part for each. Only the first `at_most` calls of a completion earn
     anything, so that a policy does not call tools for the reward's sake; failures still cost after that.
-
-    Source: none of its own; ToolRL (arXiv:2504.13958) compares calls with a reference, which this does not.
 
     Args:
         returned: Score of each call that returned.
@@ -58,7 +54,7 @@ class ToolUse(Checked):
         if self.marker is not None:
             checked_text("tool_use: marker", self.marker)
         if not (self.returned or self.failed or self.made or self.unanswered):
-            raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
+            raise ConfigurationError("tool_use: returned, failed or made must not be 0.")
 
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any

@@ -11,7 +11,7 @@ from typing import Any
 
 from latex2sympy2_extended import math_normalization, normalize_latex
 
-from .units import is_unit
+from .references import is_unit
 
 _GAP = r"(?:\\[,;:! ]|~|[ \u00a0\u2009\u202f])"
 _TEXT = re.compile(r"(\\(?:text|mbox|mathrm|mathbf|operatorname)\w*\s*\{[^{}]*\})")

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from ...guard.outcomes import Outcome
 from .._judged import too_long
-from .units import is_unit
+from .references import is_unit
 
 # No leading zeros: as a reference, math-verify reads 07 and cannot read -07.
 _INTEGER = r"-?(?:0|[1-9][0-9]{0,29}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,9})"

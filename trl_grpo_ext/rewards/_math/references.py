@@ -4,14 +4,10 @@ It is what the reference marks as its answer (the last box, else what follows th
 is"), read as a whole: math-verify itself takes the last number of what it cannot parse, 0 for `3x-y+13=0`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from .units import is_unit
 
 _PLAIN = 300  # math-verify's priority of what stands without a word such as "answer"
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -65,7 +61,9 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
         priority == _PLAIN and pattern.fullmatch(answer) for pattern, priority in numbers[0][0]
     ):
         return Reference(tuple(extract(answer, numbers, "any_match")))
-    if _is_mathematics(answer):
+    words = _COMMANDS.sub(" ", _GROUPS.sub(" ", answer))
+    prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
+    if not prose and _SIGNS.search(answer) is not None and _LABEL.search(answer) is None:
         return Reference(tuple(extract(f"$${answer}$$", latex, "first_match")))
     quantity = _QUANTITY.fullmatch(answer)
     if quantity and is_unit(quantity[2]):
@@ -76,7 +74,31 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
     return Reference(left=text, why=_PICKED if re.search(r"\d", answer) else _NO_MATHS)
 
 
-def _is_mathematics(text: str) -> bool:
-    words = _COMMANDS.sub(" ", _GROUPS.sub(" ", text))
-    prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
-    return not prose and _SIGNS.search(text) is not None and _LABEL.search(text) is None
+_NAMES = r"""
+mm cm dm m km in inch inches ft foot feet yd yard yards mi mile miles mg g gm kg t ton tons tonne tonnes lb lbs pound
+pounds oz ounce ounces ms s sec secs second seconds min mins minute minutes h hr hrs hour hours d day days week weeks
+month months yr yrs year years L l mL ml liter liters litre litres gal gallon gallons N kN J kJ W kW Pa kPa atm K Hz
+kHz MHz V mV A mA C F T mol eV keV MeV rad radian radians degree degrees deg cc sq square cubic cu unit units meter
+meters metre metres centimeter centimeters kilometer kilometers kilogram kilograms gram grams dollar dollars cent cents
+euro euros rupee rupees Rs rs USD EUR GBP mph kmph per am pm
+"""
+_UNITS = re.compile(rf"(?:{'|'.join(_NAMES.split())})\.?(?:\^?\{{?-?[23]\}}?|[²³])?")
+_WORDS = re.compile(r"[A-Za-z][a-z]+(?:[ -][A-Za-z]?[a-z]+){0,4}\.?")
+_SAID = re.compile(
+    r"\b(?:no|not|non|never|and|or(?! so\b)|but|than|least|most|over|under|above|below|up|between|is|are|was|were|be|if"
+    r"|when|where|unless|otherwise|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|hal(?:f|ves)|thirds?"
+    r"|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|squared|cubed|factorial|plus|minus|mod"
+    r"|modulo|base|inf|sqrt)\b",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"[\s~/·*]|\\[,;:! ]|\\cdot|\\times")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+
+
+def is_unit(words: str, quantity: str = "") -> bool:
+    """Whether words after a quantity name what it counts: after a number any noun, after letters a unit alone."""
+    parts = [part for part in _BETWEEN.split(words) if part]
+    if all(_UNITS.fullmatch(part) for part in parts):
+        return True
+    counts = _WORDS.fullmatch(words.strip()) is not None and _SAID.search(words) is None
+    return counts and _LETTER.search(quantity) is None

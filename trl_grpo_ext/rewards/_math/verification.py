@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
+import sympy
 from antlr4.atn.ParserATNSimulator import ParserATNSimulator
 from antlr4.atn.PredictionMode import PredictionMode
 from antlr4.dfa.DFA import DFA
@@ -19,22 +21,18 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, par
 from math_verify.parser import extract_target_from_pred, get_extraction_regexes
 from sympy import Add, Expr, FiniteSet, Float, I, Mul, Pow, Rational, Symbol
 from sympy.core.expr import UnevaluatedExpr
+from sympy.core.numbers import ImaginaryUnit
 
-from . import differences, notation, references
+from . import notation, references
 from .work import excess_of_work
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
 
 _REFERENCE = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
+_UNITS = NormalizationConfig(units=True)
 _ANSWER = get_extraction_regexes(
-    [
-        LatexExtractionConfig(
-            normalization_config=NormalizationConfig(units=True),
-            boxed_match_priority=0,
-            try_extract_without_anchor=False,
-        )
-    ]
+    [LatexExtractionConfig(normalization_config=_UNITS, boxed_match_priority=0, try_extract_without_anchor=False)]
 )
 _PROBE = "x \\boxed{7}"
 _SHOWN = 200
@@ -45,7 +43,17 @@ _PARSER = latex2sympy2.PSParser
 _STATES = _PARSER.atn.decisionToState
 _CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
 _IN_CONTEXT = {decision for decision, state in enumerate(_STATES) if _PARSER.ruleNames[state.ruleIndex] == "atom_expr"}
-_UNPARSED = Symbol("unparsed")
+_WITHOUT_PARSING = {"parse_latex_cached": lambda latex: Symbol("unparsed")}
+_COMMON = (
+    *(Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow),
+    *(sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan),
+)
+_NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
+_DIGITS = 20
+_SURELY = 1e-8
+_their_simplify = grader.simplify
+_their_comparison = grader.sympy_solve_and_compare
+_is_expr_of_only_symbols = grader.is_expr_of_only_symbols
 
 
 def check(job: Mapping[str, Any]) -> dict[str, str]:
@@ -62,19 +70,13 @@ def check(job: Mapping[str, Any]) -> dict[str, str]:
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Math-verify with our parts, for as long as the block runs: whoever else uses it in this process has its own."""
-    ours = [
-        *((grader, name, part) for name, part in differences.REPLACED.items()),
-        (parser, "normalize_latex", notation.normalize),
-        (latex2sympy2, "_Latex2Sympy", _Converter),
-    ]
-    theirs = [getattr(module, name) for module, name, _ in ours]
-    for module, name, part in ours:
-        setattr(module, name, part)
-    try:
+    grading = {"simplify": _simplify, "sympy_solve_and_compare": _solve, "is_expr_of_only_symbols": _is_name}
+    with (
+        mock.patch.multiple(grader, **grading),
+        mock.patch.object(parser, "normalize_latex", notation.normalize),
+        mock.patch.object(latex2sympy2, "_Latex2Sympy", _Converter),
+    ):
         yield
-    finally:
-        for (module, name, _), part in zip(ours, theirs, strict=True):
-            setattr(module, name, part)
 
 
 def _checked(job: Mapping[str, Any]) -> dict[str, str]:
@@ -105,14 +107,11 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
 def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
     """Math-verify's `parse`, which would build its regular expressions again for each configuration."""
     try:
-        found: list[Any] = extract_target_from_pred(
-            text, expressions, fallback_mode="first_match", extraction_mode=mode
-        )
+        return list(extract_target_from_pred(text, expressions, fallback_mode="first_match", extraction_mode=mode))
     except MemoryError:
         raise  # the worker says so, and its successor tries again
     except Exception:  # as math-verify's own `parse`: an expression that breaks its parser is no expression
         return []
-    return found
 
 
 @lru_cache(maxsize=1024)
@@ -127,12 +126,8 @@ def _reference_text(text: str) -> str:
 
 def _text(extract: Callable[[], Sequence[Any]]) -> str:
     """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
-    parse_latex = parser.parse_latex_cached
-    parser.parse_latex_cached = lambda latex: _UNPARSED
-    try:
+    with mock.patch.multiple(parser, **_WITHOUT_PARSING):
         found = extract()
-    finally:
-        parser.parse_latex_cached = parse_latex
     return found[-1].strip() if found and isinstance(found[-1], str) and not isinstance(found[0], FiniteSet) else ""
 
 
@@ -204,9 +199,51 @@ def _equal_if_imaginary(gold: Any, answer: Any) -> bool:
     if {symbol.name for symbol in letters} != {"i"}:
         return False  # none, or unit vectors
     first, second = (side.xreplace(dict.fromkeys(letters, I)) for side in (gold, answer))
-    if differences.is_nonzero(first - second):
-        return False
-    return bool(verify(first, second, timeout_seconds=None))
+    return not _is_nonzero(first - second) and bool(verify(first, second, timeout_seconds=None))
+
+
+def _simplify(difference: Any) -> Any:
+    """Math-verify's `simplify`, which only asks it whether a difference is zero: 1 stands for what is surely not."""
+    return sympy.S.One if _is_nonzero(difference) else _their_simplify(difference)
+
+
+def _solve(gold: Any, pred: Any, *precision: int) -> bool:
+    r"""Math-verify's, but where both equations say what one symbol is, as `y = c e^x` does, and the values differ.
+
+    Their solutions for any symbol differ then. Its quirks stay: imaginary solutions are dropped, so both have none; it
+    compares names without case, and a symbol with a product by their letters, so names of one letter only are judged.
+    """
+    if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq) and isinstance(gold.lhs, Symbol):
+        values = [_value(side) for side in (gold.rhs, pred.rhs)]
+        symbols = gold.free_symbols | pred.free_symbols
+        names = {symbol.name.lower() for symbol in symbols if _NAME.fullmatch(symbol.name)}
+        is_plain = len(names) == len(symbols) and gold.lhs not in gold.rhs.free_symbols | pred.rhs.free_symbols
+        is_plain = is_plain and gold.lhs == pred.lhs and all(value == value.real for value in values)
+        if is_plain and _is_nonzero(gold.rhs - pred.rhs):
+            return False
+    return bool(_their_comparison(gold, pred, *precision))
+
+
+def _is_name(side: Any) -> bool:
+    """Whether the left side of an equation says what it is of (`x`, `f(x)`, `AB`, `A/S`), and not `x + y`: then 5 is no
+    answer to `x + y = 5`, as it is to math-verify."""
+    return bool(_is_expr_of_only_symbols(side)) and not side.has(Add)
+
+
+def _is_nonzero(difference: Any) -> bool:
+    return _SURELY < abs(_value(difference)) < float("inf")
+
+
+def _value(expression: Any) -> complex:
+    """The value at a point that depends on the symbols' names alone; not a number where it cannot be worked out."""
+    with contextlib.suppress(Exception):  # whatever sympy raises
+        if all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(expression)):
+            symbols = enumerate(sorted(expression.free_symbols, key=str))
+            point = {
+                symbol: Rational(sum(map(ord, symbol.name)) % 89 + 3 * place + 48, 97) for place, symbol in symbols
+            }
+            return complex(expression.evalf(_DIGITS, subs=point))
+    return complex("nan")
 
 
 def _shown(parsed: Any) -> str:
@@ -225,12 +262,7 @@ _FORMS = r"""
 """Pairs of the usual forms."""
 
 
-def _try(pair: str) -> None:
-    """Fill caches that later workers inherit: a first integral takes ten times as long."""
-    first, second = pair.split(" :: ")
-    for other in (first, second):
-        check({"reference": f"${first}$", "answer": f"\\boxed{{{other}}}"})
-
-
-_CHORES = [partial(_try, pair) for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]
-check.chores = _CHORES  # type: ignore[attr-defined]  # of the server, before its first worker
+_PAIRS = [pair.split(" :: ") for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]
+_JOBS = [{"reference": f"${one}$", "answer": f"\\boxed{{{other}}}"} for one, two in _PAIRS for other in (one, two)]
+# Of the server, before its first worker, for caches that all inherit: a first integral takes ten times as long.
+check.chores = [partial(check, job) for job in _JOBS]  # type: ignore[attr-defined]

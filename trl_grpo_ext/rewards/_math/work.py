@@ -30,22 +30,17 @@ class _TooMuchError(Exception):
 
 def excess_of_work(parsed: Sequence[Any]) -> str | None:
     """Say of what these expressions ask for too much, or None where they do not."""
-    try:
-        for root in parsed:
-            _check(root)
-    except _TooMuchError as excess:
-        return str(excess)
-    return None
-
-
-def _check(root: Any) -> None:
-    nodes = [root]
+    nodes = list(parsed)
     for node in nodes:  # grows meanwhile: parents before children, without recursion, since sums nest deeply
         nodes.extend(_children(node))
     sizes: dict[int, Size] = {}  # by identity: hashing a deep expression recurses
-    for node in reversed(nodes):
-        if id(node) not in sizes:
-            sizes[id(node)] = _limited(_size(node, [sizes[id(child)] for child in _children(node)]))
+    try:
+        for node in reversed(nodes):
+            if id(node) not in sizes:
+                sizes[id(node)] = _limited(_size(node, [sizes[id(child)] for child in _children(node)]))
+    except _TooMuchError as excess:
+        return str(excess)
+    return None
 
 
 def _children(node: Any) -> Sequence[Any]:

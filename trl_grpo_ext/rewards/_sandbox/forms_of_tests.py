@@ -1,7 +1,7 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
 This finds out, without running them, which names are the solution's and which definitions are meant to run, and
-rewrites asserts so that those that ran are counted and what they compare is seen (`checks.Side`).
+rewrites asserts so that those that ran are counted and what they compare is seen (`tests_process.Side`).
 """
 
 # Tables of words are easier to read as words.
@@ -19,7 +19,7 @@ from typing import Any
 from ...guard.outcomes import shown
 from .wire import SOLUTION_MODULES
 
-JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
+JUDGE = "__judge__"  # the name by which rewritten tests reach `tests_process.Side`
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
@@ -45,12 +45,9 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
     """Read one row's tests: statements, one source text, mappings with `input` and `output`, or one of `inputs`."""
     entry = entry_point if isinstance(entry_point, str) and entry_point.strip() else None
     if isinstance(tests, str):
-        if not tests.strip():
-            raise UnreadableTestsError("there are no tests")
-        try:
+        read = None
+        with contextlib.suppress(ValueError, RecursionError):
             read = json.loads(tests)
-        except (ValueError, RecursionError):
-            read = None
         if not isinstance(read, list | dict):
             return _plan((tests,), entry)
         tests = read
@@ -58,12 +55,11 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise UnreadableTestsError("there are not as many `inputs` as `outputs`")
         return _cases([*zip(tests["inputs"], tests["outputs"], strict=True)], tests.get("fn_name"))
-    if not isinstance(tests, list | tuple) or not tests:
-        raise UnreadableTestsError(f"the tests are {shown(tests)}, not a list of tests and not a source text")
-    if _all_texts(tests):
-        return _plan(tuple(tests), entry)
-    if not all(isinstance(test, Mapping) for test in tests):
-        raise UnreadableTestsError(f"the tests are neither all strings nor all mappings: {shown(tests)}")
+    listed = tests if isinstance(tests, list | tuple) else []
+    if listed and _all_texts(listed):
+        return _plan(tuple(listed), entry)
+    if not listed or not all(isinstance(test, Mapping) for test in listed):
+        raise UnreadableTestsError(f"the tests are neither strings nor mappings: {shown(tests)}")
     pairs = [(test.get("input"), test.get("output")) for test in tests]
     if any(test.get("testtype") == "functional" for test in tests):
         if entry is None:
@@ -111,9 +107,11 @@ def _all_texts(values: Sequence[Any]) -> bool:
 
 def same_output(printed: bytes, expected: str) -> bool:
     """Whether the lines are equal, apart from white space at their ends and empty lines at the end."""
-    texts = (printed, expected.encode("utf-8", "replace"))
-    mine, theirs = (text.decode("utf-8", "replace").rstrip().splitlines() for text in texts)
-    return [line.rstrip() for line in mine] == [line.rstrip() for line in theirs]
+
+    def lines(text: bytes) -> list[str]:
+        return [line.rstrip() for line in text.decode("utf-8", "replace").rstrip().splitlines()]
+
+    return lines(printed) == lines(expected.encode("utf-8", "replace"))
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
@@ -129,10 +127,7 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     except _TOO_BAD as error:
         raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
     if all(test["empty"] for test in planned):
-        raise UnreadableTestsError(
-            "nothing in the tests can fail: there is no assert and no expected exception in what runs "
-            "(statements, `test_*` functions, `TestCase` classes, `check(candidate)`)"
-        )
+        raise UnreadableTestsError("nothing in the tests can fail: no assert or expected exception is in what runs")
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
 
@@ -171,19 +166,16 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     called = {_called_name(node) for node in _outside_definitions(tree)}
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
-    if candidates:
-        if entry is None:
-            raise UnreadableTestsError(
-                f"the test defines `{candidates[0].name}`, does not call it, and there is no column `entry_point`"
-            )
-        try:
-            compile(entry, "<entry_point>", "eval", dont_inherit=True)
-        except _TOO_BAD as error:
-            raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
+    if candidates and entry is None:
+        raise UnreadableTestsError(f"nothing calls `{candidates[0].name}`, and there is no column `entry_point`")
+    calls = [f"{node.name}({entry})" for node in candidates]
+    for call in calls:
+        compile(call, "<entry_point>", "eval", dont_inherit=True)
     wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_case(node)]
-    planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
-    planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
+    defined = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in defined if any(ast.unparse(base).endswith("TestCase") for base in node.bases)]
+    planned: dict[str, Any] = {"calls": calls, "functions": [node.name for node in wanted]}
+    planned["classes"] = [node.name for node in classes]
     if _SAYS_NOTHING.search(ast.unparse(tree)):
         raise UnreadableTestsError("they skip, await, or expect a warning or a log of the process of the code")
     if _needs_pytest(tree, wanted):
@@ -221,10 +213,6 @@ def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return needed == 1 and (node.name == "check" or bool(named))
 
 
-def _is_case(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-
-
 def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
     """`pytest.raises` and `pytest.approx` alone are a library's, and need nobody to run them."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
@@ -236,15 +224,14 @@ def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
 
 
 def _checks_something(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assert):
-        return not (isinstance(node.test, ast.Constant) and bool(node.test.value))
-    if isinstance(node, ast.Raise):
-        return True
-    if isinstance(node, ast.Expr):
-        return _is_assertion_call(node.value) or _always_fails(node)
-    if isinstance(node, ast.With | ast.AsyncWith):
-        return any(_expects(item.context_expr) for item in node.items)
-    return False
+    match node:
+        case ast.Assert(test=ast.Constant(value=value)):
+            return not value
+        case ast.Expr(value=value):
+            return _is_assertion_call(value) or _always_fails(node)
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            return any(_expects(item.context_expr) for item in items)
+    return isinstance(node, ast.Assert | ast.Raise)
 
 
 def _is_assertion_call(node: ast.expr) -> bool:
@@ -405,7 +392,7 @@ def _from_solution(node: ast.AST, tainted: set[str]) -> bool:
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Hands asserts and what they compare to `checks.Side`, and notices those that the solution can skip."""
+    """Hands asserts and what they compare to `tests_process.Side`, and notices those that the solution can skip."""
 
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number
@@ -416,8 +403,6 @@ class _Rewriting(ast.NodeTransformer):
     def site(self) -> ast.expr:
         self.sites += 1
         return ast.Constant(f"{self.number}.{self.sites}")
-
-    # What is compared.
 
     def compared(self, node: ast.expr) -> ast.expr:
         """Hand over the sides of all comparisons that decide an expression's truth."""
@@ -470,8 +455,6 @@ class _Rewriting(ast.NodeTransformer):
         self.compares = outer
         return handed
 
-    # What is computed beforehand.
-
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not self.mixed([node.left, node.right]):
             return self.generic_visit(node)
@@ -509,8 +492,6 @@ class _Rewriting(ast.NodeTransformer):
                 node.func = _call("mapped" if name == "map" else "zipped").func
                 node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
         return node
-
-    # Statements.
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         outer = self.checked_until
@@ -571,7 +552,9 @@ class _Rewriting(ast.NodeTransformer):
         fails = [bool(branch) and all(map(_always_fails, branch)) for branch in branches]
         if _from_solution(node.test, self.tainted) and not any(fails):
             later = self.checked_until > (node.end_lineno or 0)
-            leaves = [later and any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
+            leaves = [
+                later and any(isinstance(n, _LEAVING) for s in branch for n in ast.walk(s)) for branch in branches
+            ]
             for own, other in ((0, 1), (1, 0)):
                 rest = leaves[other] and not leaves[own]  # what follows is checked instead
                 if not checks[own] and (leaves[own] or (checks[other] and not rest)):
@@ -625,27 +608,25 @@ class _Vacuous(ast.NodeTransformer):
             return node  # what it has is compared
         self.generic_visit(node)
         inner = node.args[0] if len(node.args) == 1 else None
-        if inner is None or name not in ("all", "any", *(["sum"] if self.bounded else [])):
+        if inner is None or not (name in ("all", "any") or (name == "sum" and self.bounded)):
             return self.rewriting.side_by_side(node)
         if isinstance(inner, ast.GeneratorExp | ast.ListComp):
-            first = inner.generators[0]
-            if _from_solution(first.iter, self.rewriting.tainted):
-                first.iter = _call("several", self.rewriting.site(), first.iter)
-        elif name == "all" and _from_solution(inner, self.rewriting.tainted):
-            node.args = [_call("several", self.rewriting.site(), inner)]
+            inner.generators[0].iter = self.several(inner.generators[0].iter)
+        elif name == "all":
+            node.args = [self.several(inner)]
         return node
+
+    def several(self, values: ast.expr) -> ast.expr:
+        own = not _from_solution(values, self.rewriting.tainted)
+        return values if own else _call("several", self.rewriting.site(), values)
 
 
 def _has_star(node: ast.Call) -> bool:
     return any(isinstance(value, ast.Starred) for value in node.args)
 
 
-def _walk(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    return (inner for part in statements for inner in ast.walk(part))
-
-
 def _has_checks(statements: Sequence[ast.stmt]) -> bool:
-    return any(map(_checks_something, _walk(statements)))
+    return any(_checks_something(inner) for part in statements for inner in ast.walk(part))
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -38,7 +38,7 @@ _APPARENT_CLASSES: dict[str, Any] = {
         *(types.AsyncGeneratorType, list, dict, set, bytearray),
     )
 }
-SIDE: Any = None  # the conversation of this process (`checks.Side`)
+SIDE: Any = None  # the conversation of this process (`tests_process.Side`)
 
 
 class UnjudgedError(BaseException):

@@ -1,16 +1,13 @@
 """Finding the JSON in a completion, and reading it without trusting it. Everything here is linear in the text."""
 
-from __future__ import annotations
-
 import decimal
+import itertools
 import json
 import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from .fences import fences
 
 MOST_DIGITS = 1000
 EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
@@ -81,15 +78,8 @@ def _last_object(text: str) -> tuple[int, int] | None:
 
 
 def depth_of(text: str) -> int:
-    depth = deepest = 0
-    for match in _STRUCTURE.finditer(text):
-        token = match.group()
-        if token in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in ("]", "}"):
-            depth -= 1
-    return deepest
+    steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0) for match in _STRUCTURE.finditer(text))
+    return max(itertools.accumulate(steps, initial=0))
 
 
 def read_json(text: str, max_depth: int, *, unique: bool = True) -> Any:
@@ -138,22 +128,14 @@ _DECIMAL = decimal.Context(prec=MOST_DIGITS + 100, traps=[])  # nothing raises, 
 
 
 class Located(NamedTuple):
-    """A value of a JSON text and its characters.
+    """A value of a JSON text and its characters."""
 
-    Attributes:
-        kind: "object", "array", "string", "number", "boolean" or "null".
-        start: Its first character.
-        end: The character after its last.
-        value: A text, a `Decimal`, True, False or None; of objects and arrays None.
-        members: Of an object, keys and values, with repeated keys as often as they are there; of an array, numbers
-            from 0 and items.
-    """
-
-    kind: str
+    kind: str  # "object", "array", "string", "number", "boolean" or "null"
     start: int
     end: int
-    value: Any = None
-    members: tuple[tuple[str | int, Located], ...] = ()
+    value: Any = None  # a text, a `Decimal`, True or False; of null, objects and arrays None
+    # Of an object keys, as often as they are there, and values; of an array numbers from 0 and items.
+    members: tuple[tuple[str | int, "Located"], ...] = ()
 
 
 @dataclass
@@ -210,3 +192,29 @@ def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, rela
     share = _DECIMAL.multiply(read_number(repr(relative)), _DECIMAL.abs(right))
     allowed = _DECIMAL.max(read_number(repr(absolute)), share)
     return bool(_DECIMAL.abs(_DECIMAL.subtract(said, right)) <= allowed)
+
+
+def fences(text: str) -> list[tuple[str, int, int, bool]]:
+    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed.
+
+    Linear in the text.
+    """
+    blocks: list[tuple[str, int, int, bool]] = []
+    fence = ""
+    start = 0
+    for line in text.split("\n"):
+        stripped = line.strip()
+        end = start + len(line)
+        if fence and stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
+            blocks[-1] = (*blocks[-1][:3], True)
+            fence = ""
+        elif fence:
+            blocks[-1] = (*blocks[-1][:2], end, False)
+        elif stripped.startswith(("```", "~~~")):
+            mark = stripped.lstrip(stripped[0])
+            if "`" not in mark:  # else it is code in a line
+                fence = stripped[: len(stripped) - len(mark)]
+                inside = min(end + 1, len(text))
+                blocks.append((mark.strip().partition(" ")[0].lower(), inside, inside, False))
+        start = end + 1
+    return blocks

@@ -3,8 +3,6 @@
 Characters are compared as some tokenizers normalise them: full-width ones count as ASCII, invisible ones not at all.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
