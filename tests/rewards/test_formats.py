@@ -45,36 +45,16 @@ def test_think_format_is_trls_reward_where_an_answer_follows(text: str) -> None:
     assert ours <= theirs
 
 
+# A missing tag costs its own 0.1, the number counts only inside both answer tags, a tag that occurs twice or stands
+# before one that earned earns nothing, and only the exact tags are tags.
 CASES: dict[float, list[str]] = {
-    # All there, with and without a number in the answer.
-    0.5: [
-        *("<think>9 * 2</think><answer>18</answer>", "<think></think><answer>$18</answer>"),
-        "Sure!\n<think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>\nBye.",
-        *("<think></think><answer>1/2</answer>", "<think></think><answer>x = -1.5</answer>"),
-    ],
-    # A missing tag costs its own 0.1, the number counts only inside both answer tags, and a tag that occurs twice or
-    # stands before one that earned earns nothing.
-    0.4: [
-        *("<think>18</think><answer>many</answer>18", "<think></think><answer></answer>"),
-        *("</think><answer>18</answer>", "<think><think></think><answer>18</answer>"),
-        *("<think></think><answer>H2O</answer>", "<think><answer>18</answer>", "</think><think><answer>18</answer>"),
-    ],
-    0.3: [
-        *("<think></think>18</answer>", "<think></think><answer>18", "<answer>18</answer>"),
-        *("<think></think></answer>18<answer>", "<think><answer>18</think></answer>"),
-        *("<think>a</think><think>b</think><answer>18</answer>", "<think></think><answer>18</answer></answer>"),
-    ],
-    0.2: [
-        *("<answer>many</answer>", "<think>18</think>", "<think></answer>18"),
-        *("<answer>18</answer><think>9 * 2</think>", "<think></think><answer>17</answer><answer>18</answer>"),
-    ],
+    0.5: ["So <think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>\n", "<think></think><answer>1/2</answer>"],
+    0.4: ["<think>1</think><answer>no</answer>18", "<think></think><answer>H2O</answer>", "</think><answer>1</answer>"],
+    0.3: ["<answer>18</answer>", "<think></think></answer>18<answer>", "<think></think><answer>18</answer></answer>"],
+    0.2: ["<think></answer>18", "<answer>18</answer><think>a</think>", "<think></think>" + "<answer>1</answer>" * 2],
     0.1: ["<think>18", "</answer>18", "</think><think>", "</answer><answer></think><think>"],
-    # Only the exact tags are tags.
-    0.0: [
-        *("18", "", "<think><think><think>", "<think></think><answer>18</answer>" * 2, "&lt;think&gt;"),
-        *("<THINK></THINK><Answer>18</Answer>", "<think >< /think>< answer>18</ answer>"),
-    ],
-}
+    0.0: ["", "<think></think><answer>18</answer>" * 2, "&lt;think&gt;", "<THINK></THINK><Answer>18</Answer>< /think>"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", CASES)

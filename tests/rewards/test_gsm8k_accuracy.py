@@ -54,21 +54,19 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
+TOOL = {"role": "tool", "content": "5"}
+IMAGE = {"type": "image", "url": "5"}
+
+
+def says(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
 MESSAGES = [
-    ("18", "18"),
-    ([{"role": "assistant", "content": "18"}], "18"),
-    ({"role": "assistant", "content": "18"}, "18"),
-    ([{"role": "assistant", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
-    ([{"role": "assistant", "content": [{"type": "image", "url": "5"}, {"type": "text", "text": "18"}, "."]}], "18."),
-    ([CALL, {"role": "tool", "content": "5"}, {"role": "assistant", "content": "18"}], "18"),
-    ([{"role": "assistant", "content": "18"}, CALL, {"role": "tool", "content": "5"}], "18"),
-    ([{"role": "assistant", "content": "17"}, {"role": "assistant", "content": "18"}], "18"),
-    ([{"role": "assistant", "content": "18"}, {"role": "assistant", "content": " \n"}], "18"),
-    ([CALL], ""),
-    ([{"role": "tool", "content": "18"}], ""),
-    ([], ""),
-    (None, ""),
-    ([18, "18"], ""),
+    *(("18", "18"), ([says("18")], "18"), (says("18"), "18"), ([says("17"), says("18")], "18")),
+    *(([says([IMAGE, {"type": "text", "text": "1"}, {"type": "text", "text": "8"}, "."])], "18."), ([CALL], "")),
+    *(([CALL, TOOL, says("18")], "18"), ([says("18"), CALL, TOOL], "18"), ([says("18"), says(" \n")], "18")),
+    *(([{"role": "tool", "content": "18"}], ""), ([], ""), (None, ""), ([18, "18"], "")),
 ]
 
 
@@ -79,28 +77,11 @@ def test_gsm8k_reads_the_last_message() -> None:
 
 
 SEVERAL = [
-    *(
-        "{0}:{1}",
-        "{1}:{0}",
-        "{1} : {0}",
-        "{0} or {1}",
-        "{1} or {0}",
-        "{0} (or {1})",
-        "{0} eggs or {1} eggs",
-        "{0}; {1}",
-    ),
+    *("{0}:{1}", "{1}:{0}", "{1} : {0}", "{0} or {1}", "{1} or {0}", "{0} (or {1})", "{0} eggs or {1} eggs"),
     *("{0}, {1}", "{1}, {0}", "{0}, {1}, 5", "{0} and {1}", "{1} and {0}", "{0} vs {1}", "{0} & {1}", "${0} or ${1}"),
     *("{1}-{0}", "{1} to {0}", "{0} to {1}", "between {1} and {0}", "x = {0} or x = {1}", "{0} ± 1", "{0} +/- 1"),
-    *(
-        "> {0}",
-        "x < {0}",
-        "{0}+",
-        "{0} or more",
-        "{0} or fewer",
-        "{0} and up",
-        "{0} hours 30 minutes",
-        "{0} feet 6 inches",
-    ),
+    *("> {0}", "x < {0}", "{0}+", "{0} or more", "{0} or fewer", "{0} and up", "{0} hours 30 minutes", "{0}; {1}"),
+    "{0} feet 6 inches",
 ]
 """What says more than the number {0}."""
 EXPLICIT = ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "**Answer:** {}", "<answer>{}</answer>")

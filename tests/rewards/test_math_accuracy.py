@@ -24,44 +24,41 @@ def reward(with_math_workers: Any) -> MathAccuracy:
     return made
 
 
-# (reference, completion, outcome)
-VERDICTS: list[tuple[Any, Any, Outcome]] = [
-    ("18", "\\boxed{18}", Outcome.RIGHT),
-    ("$x+1$", "\\boxed{1+x}", Outcome.RIGHT),
-    ("18", "\\boxed{17}", Outcome.WRONG),
-    ("$x+1$", "\\boxed{x+2}", Outcome.WRONG),
-    ("18", "I don't know", Outcome.NO_ANSWER),
-    ("$x+1$", "I don't know", Outcome.NO_ANSWER),
-    ("$x+1$", "", Outcome.NO_ANSWER),
-    ("", "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("no number", "I don't know", Outcome.UNPARSEABLE),
-    (None, "\\boxed{18}", Outcome.UNPARSEABLE),
-    (18, "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
-    ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
-    (f"${NEVER_ENDS}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-    (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.RIGHT),
-    (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("18", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-    ("$x+1$", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-    ("no number", f"\\boxed{{{'9' * 5000}}}", Outcome.UNPARSEABLE),
-    ("18", "x" * 200_001, Outcome.REFUSED),
-    ("18", "x" * 199_000 + "\\boxed{18}", Outcome.RIGHT),
-    ("18", None, Outcome.NO_ANSWER),
-    ("18", [{"role": "assistant", "content": None}], Outcome.NO_ANSWER),
-    ("18", [{"role": "assistant", "content": "\\boxed{18}"}], Outcome.RIGHT),
-    ("18", "\ud800\x00 \\boxed{18}", Outcome.RIGHT),
-    ("$x$", "\ud800\x00 \\boxed{x}", Outcome.RIGHT),
-    ("\ud800", "\\boxed{18}", Outcome.UNPARSEABLE),
-]
+NINES = f"\\boxed{{{'9' * 5000}}}"
+# By outcome, references and completions.
+VERDICTS: dict[Outcome, list[tuple[Any, Any]]] = {
+    Outcome.RIGHT: [
+        *(("18", "\\boxed{18}"), ("$x+1$", "\\boxed{1+x}"), (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}")),
+        *(("18", "x" * 199_000 + "\\boxed{18}"), ("18", [{"role": "assistant", "content": "\\boxed{18}"}])),
+        *(("18", "\ud800\x00 \\boxed{18}"), ("$x$", "\ud800\x00 \\boxed{x}")),
+    ],
+    Outcome.WRONG: [("18", "\\boxed{17}"), ("$x+1$", "\\boxed{x+2}")],
+    Outcome.NO_ANSWER: [
+        *(("18", "I don't know"), ("$x+1$", "I don't know"), ("$x+1$", ""), ("18", None)),
+        ("18", [{"role": "assistant", "content": None}]),
+    ],
+    Outcome.UNPARSEABLE: [
+        *(("", "\\boxed{18}"), ("no number", "I don't know"), (None, "\\boxed{18}"), (18, "\\boxed{18}")),
+        *((f"${NEVER_ENDS}$", "\\boxed{18}"), (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}"), ("no number", NINES)),
+        ("\ud800", "\\boxed{18}"),
+    ],
+    Outcome.REFUSED: [
+        *(("18", f"\\boxed{{{NEVER_ENDS}}}"), ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}"), ("18", NINES), ("$x+1$", NINES)),
+        ("18", "x" * 200_001),
+    ],
+}
+
+
+def outcomes(reward: MathAccuracy, references: Any, completions: Any) -> list[Outcome]:
+    return [one.outcome for one in reward.judge(completions=completions, solution=references)]
 
 
 def test_every_way_to_end_has_its_outcome_alone_and_in_any_batch(reward: MathAccuracy) -> None:
-    references, completions, expected = zip(*VERDICTS, strict=True)
+    rows = [(*pair, outcome) for outcome, pairs in VERDICTS.items() for pair in pairs]
     for order in (1, -1):
-        judged = reward.judge(completions=completions[::order], solution=references[::order])
-        assert [one.outcome for one in judged][::order] == list(expected)
-    with pytest.warns(UserWarning, match=r"row 7 \('': .*; 8 of 27 "):
+        references, completions, expected = zip(*rows[::order], strict=True)
+        assert outcomes(reward, references, completions) == [*expected]
+    with pytest.warns(UserWarning, match="8 of 27 "):
         reward(completions=completions, solution=references)
 
 
@@ -103,14 +100,12 @@ def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
+    unwanted = "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
     script = (
-        "import os, sys, threading\n"
-        "from trl_grpo_ext.rewards.math_accuracy import math_accuracy\n"
-        "assert math_accuracy(completions=['\\\\boxed{18}', 'none'], solution=['18', '18']) == [1.0, 0.0]\n"
-        "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
+        "import os, sys\nfrom trl_grpo_ext.rewards.math_accuracy import math_accuracy\n"
+        f"assert math_accuracy(completions=['\\\\boxed{{18}}', 'no'], solution=['18', '18']) == [1.0, 0.0]\n{unwanted}"
         "assert open(f'/proc/self/task/{os.getpid()}/children').read() == ''\n"
-        "assert math_accuracy(completions=['\\\\boxed{x}'], solution=['$x$']) == [1.0]\n"
-        "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
+        f"assert math_accuracy(completions=['\\\\boxed{{x}}'], solution=['$x$']) == [1.0]\n{unwanted}"
     )
     if not Path("/proc/self/task").exists():
         pytest.skip("needs /proc")
@@ -124,31 +119,26 @@ def test_load_rewards_starts_the_workers_imports() -> None:
     reward.close()
 
 
-AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
-    ("18", "<think>9*2</think> \\boxed{18}", Outcome.RIGHT),
-    ("18", "<think>\\boxed{18}</think> \\boxed{17}", Outcome.WRONG),
-    ("18", "<think>\\boxed{17}</think> \\boxed{18}", Outcome.RIGHT),
-    ("18", "<think>\\boxed{18}</think>", Outcome.NO_ANSWER),
-    ("18", "<think>\\boxed{18}", Outcome.NO_ANSWER),
-    ("18", "\\boxed{18}", Outcome.NO_ANSWER),
-    ("18", "</think>\\boxed{17}</think>\\boxed{18}", Outcome.RIGHT),
-    ("$x+1$", "<think></think>\\boxed{1+x}", Outcome.RIGHT),
-    ("no number", "<think></think>\\boxed{1+x}", Outcome.UNPARSEABLE),
-    ("no number", "\\boxed{1+x}", Outcome.NO_ANSWER),
-    (None, "\\boxed{1+x}", Outcome.NO_ANSWER),
-    ("18", None, Outcome.NO_ANSWER),
-    ("18", "9" * 300_000 + "</think>\\boxed{18}", Outcome.RIGHT),
-    ("18", "</think>" + "9" * 300_000 + "\\boxed{18}", Outcome.REFUSED),
-]
+AFTER_REASONING: dict[Outcome, list[tuple[Any, Any]]] = {
+    Outcome.RIGHT: [
+        *(("18", "<think>\\boxed{17}</think> \\boxed{18}"), ("18", "</think>\\boxed{17}</think>\\boxed{18}")),
+        *(("$x+1$", "<think></think>\\boxed{1+x}"), ("18", "9" * 300_000 + "</think>\\boxed{18}")),
+    ],
+    Outcome.WRONG: [("18", "<think>\\boxed{18}</think> \\boxed{17}")],
+    Outcome.NO_ANSWER: [
+        *(("18", "<think>\\boxed{18}</think>"), ("18", "<think>\\boxed{18}"), ("18", "\\boxed{18}"), ("18", None)),
+        *(("no number", "\\boxed{1+x}"), (None, "\\boxed{1+x}")),  # 0, even where the reference cannot be read
+    ],
+    Outcome.UNPARSEABLE: [("no number", "<think></think>\\boxed{1+x}")],
+    Outcome.REFUSED: [("18", "</think>" + "9" * 300_000 + "\\boxed{18}")],
+}
 
 
-def test_only_what_follows_the_reasoning_counts(with_math_workers: Any) -> None:
+@pytest.mark.parametrize("outcome", AFTER_REASONING)
+def test_only_what_follows_the_reasoning_counts(with_math_workers: Any, outcome: Outcome) -> None:
     reward = with_math_workers(reasoning_delimiters=["</think>"], timeout=5.0)
-    references, completions, expected = zip(*AFTER_REASONING, strict=True)
-    judged = reward.judge(completions=completions, solution=references)
-    assert [one.outcome for one in judged] == list(expected)
-    # Reasoning that does not end is 0, even where the reference cannot be read.
-    assert reward(completions=["\\boxed{18}", "</think>\\boxed{18}"], solution=["no number"] * 2) == [0.0, None]
+    pairs = AFTER_REASONING[outcome]
+    assert outcomes(reward, *zip(*pairs, strict=True)) == [outcome] * len(pairs)
 
 
 parts = st.sampled_from(

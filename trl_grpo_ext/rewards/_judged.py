@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ..guard.messages import completion_text
 from ..guard.outcomes import Consequence, Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import Checked, amount, column, flag
-from ._text.json_text import Located, is_near, read_number, read_plain_number
+from ._text.json_text import Located, is_near
 
 ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
 IN_A_WORKER = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -87,13 +87,7 @@ class Comparing(Judged):
             return self.same_texts(said.value, right.value)
         return bool(said.value == right.value)
 
-    def same_texts(self, said: str, right: str) -> bool:
-        return self._normalised(said) == self._normalised(right)
-
-    def same_numbers(self, said: str, right: float) -> bool:
-        number = read_plain_number(said)
-        return number is not None and is_near(number, read_number(repr(right)), self.absolute, self.relative)
-
-    def _normalised(self, text: str) -> str:
-        text = " ".join(text.split()) if self.ignore_space else text
-        return text.casefold() if self.ignore_case else text
+    def same_texts(self, *texts: str) -> bool:
+        spaced = [" ".join(text.split()) if self.ignore_space else text for text in texts]
+        said, right = (text.casefold() if self.ignore_case else text for text in spaced)
+        return said == right

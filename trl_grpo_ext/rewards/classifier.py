@@ -132,10 +132,9 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
     transformers = importlib.import_module("transformers")
     sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides)
+    made = transformers.AutoModelForSequenceClassification
     with _no_sharding():
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            name, dtype="auto", output_loading_info=True
-        )
+        model, report = made.from_pretrained(name, dtype="auto", output_loading_info=True)
     untrained = sorted([*report["missing_keys"], *map(str, report.get("mismatched_keys", ()))])
     if untrained:
         raise RewardError(f"classifier: the model {name!r} has no trained weights for {untrained}.")

@@ -6,7 +6,7 @@ Their children are reward functions of any form, including async, and are checke
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers, unique_names
@@ -14,6 +14,7 @@ from ..guard.outcomes import shown
 from ..guard.parameters import checked_number, checked_text, column
 from ..types import Part, Parts, RewardDeclaration
 
+_Reward = Callable[..., Any]
 _CONFORMANCE = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
 
@@ -70,9 +71,6 @@ class Weighted(_OfList):
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
         weights: One finite number per reward if they are not selections; None means those of the selections, or 1.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or weights are given both here and in the selections.
     """
 
     __name__ = "weighted"
@@ -140,8 +138,8 @@ class Product(_OfList):
 class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
-    For instance, correctness that counts only if the format is right. Where the gate gives None the score is None;
-    where it is open, the score is the reward's own, including None and parts. Both get the whole batch.
+    Where the gate gives None the score is None; where it is open, the score is the reward's own, including None and
+    parts. Both get the whole batch.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
@@ -151,13 +149,10 @@ class Gated(_Combined):
     """
 
     __name__ = "gated"
-    declares = RewardDeclaration(
-        takes=("reward", "gate"), conformance={"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
-    )
+    _example: ClassVar = {"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
+    declares = RewardDeclaration(takes=("reward", "gate"), conformance=_example)
 
-    def __init__(
-        self, reward: Callable[..., Any], gate: Callable[..., Any], *, threshold: float = 1.0, otherwise: Any = 0.0
-    ) -> None:
+    def __init__(self, reward: _Reward, gate: _Reward, *, threshold: float = 1.0, otherwise: Any = 0.0) -> None:
         self.reward = self._checked("reward", reward)
         self.gate = self._checked("gate", gate)
         self.threshold = checked_number("gated: threshold", threshold, "a finite number")
@@ -179,9 +174,8 @@ class Gated(_Combined):
 class PerColumn(_Combined):
     """Score each completion with the reward for its row's value in a column.
 
-    For instance, mathematics and code in one dataset. Each reward is called once per batch with its own rows in order,
-    or not at all if it has none. Scores pass through, including None and parts. A column that it logs has None in other
-    rows.
+    Each reward is called once per batch with its own rows in order, or not at all if it has none. Scores pass through,
+    including None and parts. A column that it logs has None in other rows.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key `true` matches the values True and
     "True". The metric `per_column/<column>/unrouted` is the share of rows without a matching key; without a default, a
@@ -191,20 +185,13 @@ class PerColumn(_Combined):
         column: The column's name.
         rewards: The reward for each of its values. In a selection, selections.
         default: The reward for all other values; without it they get None.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or two keys are equal as text.
     """
 
     __name__ = "per_column"
-    declares = RewardDeclaration(
-        takes=("rewards", "default"),
-        conformance={"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}},
-    )
+    _example: ClassVar = {"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}}
+    declares = RewardDeclaration(takes=("rewards", "default"), conformance=_example)
 
-    def __init__(
-        self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, column: str, rewards: Mapping[Any, _Reward], default: _Reward | None = None) -> None:
         if not isinstance(rewards, Mapping) or not rewards:
             raise ConfigurationError(f"per_column: rewards must map values of the column to rewards, got {rewards!r}")
         self.column = checked_text("per_column: column", column)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ..credit.turns import Exchange, is_tool_error, tool_calls
@@ -15,11 +16,6 @@ from ..types import Parts, Place, RewardDeclaration
 from .turns import exchanges_of
 
 Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
-
-
-@dataclass(frozen=True)
-class _Idle:
-    step_rewards: tuple[float, ...] = ()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -40,7 +36,7 @@ class EnvironmentSteps(Checked):
     """
 
     __name__ = "environment_steps"
-    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle(), None]}})
+    declares = RewardDeclaration(conformance={"columns": {"environments": [SimpleNamespace(step_rewards=[]), None]}})
     score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:

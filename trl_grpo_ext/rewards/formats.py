@@ -40,9 +40,9 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
     A dense companion of `think_format` for models that don't know the format yet. A tag earns its 0.1 if it occurs
-    exactly once, so repeating tags never pays, and stands after every tag before it in the list that has earned:
-    `<answer>18</answer>` alone scores 0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy`
-    reads it) between the answer's tags, if both have earned. Other text does not matter.
+    exactly once and stands after every tag before it in the list that has earned: `<answer>18</answer>` alone scores
+    0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy` reads it) between the answer's
+    tags, if both have earned. Other text does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.

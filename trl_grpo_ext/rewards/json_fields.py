@@ -23,8 +23,8 @@ class JSONFields(Comparing):
 
     The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
     names are paths such as `address.city` and `items[0].price`; a key that is no word is written as `["a.b"]`. The
-    place of a part is its value in the completion. A field that is missing scores 0 and has no place. A field whose
-    key, or that of an object around it, is repeated scores 0 too, since parsers disagree on which one counts.
+    place of a part is its value in the completion. A field that is missing, or whose key or that of an object around it
+    is repeated, scores 0.
 
     Values must be of the same JSON type: the text "18" is not the number 18. Numbers are compared as decimals, so 1.0
     is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
@@ -39,8 +39,8 @@ class JSONFields(Comparing):
         ignore_case: Compare texts without regard to case.
         ignore_space: Compare texts without white space at their ends, and with each run of it inside as one space.
         extra: What each key or item that is not expected, and each repetition of a key, takes off the sum of the
-            fields, at most as often as there are fields; the reward is never below 0. It is a part of its own, `extra`,
-            whose places are these values, or the JSON's last character where there are none.
+            fields, at most as often as there are fields; the reward is never below 0. The part `extra` stands at these
+            values, or at the JSON's last character where there are none.
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         outcomes: Values of the outcomes `right` (all of it), `no_answer` (no JSON), `unparseable_reference` (the
@@ -111,9 +111,10 @@ class JSONFields(Comparing):
         return Parts(parts, max(total / count, 0.0))
 
 
-def _fields(
-    right: Located, said: list[Located], strays: list[tuple[int, int]]
-) -> Iterator[tuple[str, Located, list[Located], bool]]:
+_Field = tuple[str, Located, list[Located], bool]
+
+
+def _fields(right: Located, said: list[Located], strays: list[tuple[int, int]]) -> Iterator[_Field]:
     """Each expected field: its path, its value, what the completion has there, and whether no key around is repeated.
 
     What the completion has beyond that is added to `strays`.

@@ -44,9 +44,6 @@ class JSONSchema(Judged):
         outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (the schema is
             none, refers to what it does not hold, or applies itself without end), `refused` (also for numbers that are
             too large for the schema's arithmetic), `timeout`, `died` and `error`.
-
-    Raises:
-        ConfigurationError: The schema is invalid, a parameter is of the wrong kind, or jsonschema is not installed.
     """
 
     __name__ = "json_schema"
@@ -158,9 +155,8 @@ def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool
         of_answer = isinstance(error, OverflowError) or depth_of(text) > _DEEPEST
         return (Outcome.REFUSED if of_answer else Outcome.UNPARSEABLE).value, said, {}
     members = read_located(completion, *where, max_depth).members if names else ()
-    found = {
-        str(name): (float(name not in broken), (value.start, value.end)) for name, value in members if name in names
-    }
+    there = [(str(name), one) for name, one in members if name in names]
+    found = {name: (float(name not in broken), (one.start, one.end)) for name, one in there}
     if problem is None:
         return Outcome.RIGHT.value, "", found
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}", found

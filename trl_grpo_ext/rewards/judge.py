@@ -56,6 +56,9 @@ class _Reply(NamedTuple):
     completion_tokens: int = 0
 
 
+_Replies = list[_Reply | None]
+
+
 @dataclass(eq=False)
 class Judge(Judged):
     """Score completions by the verdicts of a language model on an OpenAI-compatible server.
@@ -64,17 +67,15 @@ class Judge(Judged):
     score is their weighted mean. Of several criteria each is a part, for which the whole completion is responsible.
 
     A judge that gives no verdict never makes a score: a reply that declines or is not the JSON asked for, a timeout,
-    and a server that fails or stays busy are outcomes of their own, all None unless `outcomes` says otherwise. A batch
-    without any verdict warns. The reward raises if the server refuses the key, does not know the model, or answers none
-    of a batch's requests.
+    and a server that fails or stays busy are outcomes of their own, all None. A batch without any verdict warns. The
+    reward raises if the server refuses the key, does not know the model, or answers none of a batch's requests.
 
     The judged text is hostile. It stands between marks that depend on its digest, so it cannot hold its own end. The
     judging model's special tokens (if its tokenizer is in a folder named `model` or in the hub's cache), what looks
     like the mark of a turn, and the keys of a verdict are broken up, and only a reply counts that ends with the verdict
     and has each criterion's key once. None of this stops a text from *persuading* a weak judge.
 
-    Equal requests are sent once, under `GRPOExtTrainer` before the other rewards are computed. The openai client
-    retries what failed, with increasing waits, and waits as long as a server's `Retry-After` says.
+    Equal requests are sent once, under `GRPOExtTrainer` before the other rewards are computed.
 
     Args:
         model: The model's name on the server.
@@ -88,13 +89,11 @@ class Judge(Judged):
         temperature: Of the judge.
         max_tokens: Longest reply.
         concurrency: Requests at once, per process.
-        retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`.
+        retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`. It
+            waits as long as a server's `Retry-After` says.
         timeout: Seconds that one completion's request may take, retries included, once it is sent.
         max_characters: A longer completion is refused, with no request.
         outcomes: Values of the outcomes `unreadable`, `timeout`, `error`, `refused`.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind; or the package openai is not installed.
     """
 
     __name__ = "judge"
@@ -148,9 +147,7 @@ class Judge(Judged):
         """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
         asyncio.run_coroutine_threadsafe(self._start(self._asks(completions, columns)), reward_loop())
 
-    async def __call__(  # type: ignore[override]
-        self, completions: Sequence[Any], **columns: Any
-    ) -> list[float | None]:
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> Any:
         """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
         if (log_metric := columns.get("log_metric")) is not None and any(replies):
@@ -160,9 +157,7 @@ class Judge(Judged):
             log_extra(f"{self.__name__}_verdict", ["" if reply is None else reply.text for reply in replies])
         return self._scored(judgements, columns)
 
-    async def judge(  # type: ignore[override]
-        self, completions: Sequence[Any], **columns: Any
-    ) -> list[Judgement]:
+    async def judge(self, completions: Sequence[Any], **columns: Any) -> Any:
         """The outcomes of `B` completions; parameters and errors as in a call, except the policy's."""
         return (await self._judged(completions, columns))[0]
 
@@ -195,9 +190,7 @@ class Judge(Judged):
             asks.append(f"{_FIELD.sub(fill, self.template)}\n\n{request}" if short else None)
         return asks
 
-    async def _judged(
-        self, completions: Sequence[Any], columns: Mapping[str, Any]
-    ) -> tuple[list[Judgement], list[_Reply | None]]:
+    async def _judged(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[list[Judgement], _Replies]:
         asks = self._asks(completions, columns)
         # The client, its connections and its limits belong to one event loop, whichever one awaits this.
         found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_all(asks), reward_loop()))
@@ -336,7 +329,7 @@ class Judge(Judged):
         return answers
 
 
-def _metrics(replies: Sequence[_Reply | None]) -> dict[str, float]:
+def _metrics(replies: _Replies) -> dict[str, float]:
     sent = [*{id(reply): reply for reply in replies if reply is not None}.values()]  # equal requests have one reply
     return {
         "seconds": sum(reply.seconds for reply in sent) / len(sent),

@@ -10,6 +10,7 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
 from ..types import END, Part, Parts, RewardDeclaration
 from ._judged import Comparing, too_long
+from ._text.json_text import is_near, read_number, read_plain_number
 
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
@@ -36,8 +37,7 @@ class Lines(Comparing):
         stop: The weight, beside 1 for each answer, of a part `stop`, placed at the completion's end: 1.0 if there are
             as many lines or items as answers and nothing but white space after the last, else 0.0.
         max_characters: Longer completions are refused.
-        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no line, or no item),
-            `unparseable_reference` (not a list, or with something else in it, or nothing) and `refused`.
+        outcomes: Values of the outcomes `right`, `no_answer`, `unparseable_reference` (no such list) and `refused`.
     """
 
     __name__ = "lines"
@@ -87,7 +87,10 @@ class Lines(Comparing):
         return Parts(parts)
 
     def _same(self, said: str, wanted: Any) -> bool:
-        return self.same_texts(said, wanted) if isinstance(wanted, str) else self.same_numbers(said, wanted)
+        if isinstance(wanted, str):
+            return self.same_texts(said, wanted)
+        number = read_plain_number(said)
+        return number is not None and is_near(number, read_number(repr(wanted)), self.absolute, self.relative)
 
 
 def _found(text: str, form: str) -> list[tuple[int, int, int]]:

@@ -135,9 +135,7 @@ class MathAccuracy(Judged):
         logs = {"log_metric": log_metric, "log_extra": log_extra}
         return self._scored([reading.judgement for reading in readings], logs)
 
-    def judge(
-        self, completions: Sequence[Any], solution: Sequence[Any] | None = None, **columns: Any
-    ) -> list[Judgement]:
+    def judge(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
 

@@ -36,8 +36,8 @@ class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
     The columns are `task`, its name, `entry`, the problem as JSON, and optionally `config`, the task's settings as
-    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, or whose own answer does not get 1.0, is an
-    unparseable reference; those of `arc_agi` and `rearc` cannot be read from JSON.
+    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, such as those of `arc_agi` and `rearc`, or
+    whose own answer does not get 1.0, is an unparseable reference.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
     has given up its rights to files, network and processes. Scores are the verifier's own, partial credit included:

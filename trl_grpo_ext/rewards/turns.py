@@ -1,6 +1,6 @@
 """A reward by turn, for completions with tools: `tool_use`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,7 @@ class ToolUse(Checked):
     """
 
     __name__ = "tool_use"
-    declares = RewardDeclaration(
-        conformance={
-            "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
-        }
-    )
+    declares = RewardDeclaration(conformance={"completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", ""]})
 
     returned: float = number(0.1, "a number")
     failed: float = number(-0.1, "a number")
@@ -56,9 +52,7 @@ class ToolUse(Checked):
         if not (self.returned or self.failed or self.made or self.unanswered):
             raise ConfigurationError("tool_use: returned, failed or made must not be 0.")
 
-    def __call__(
-        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
-    ) -> list[Parts]:
+    def __call__(self, completions: Sequence[Any], log_metric: Any = None, **columns: Any) -> list[Parts]:
         """`B` scores; logs `tool_use/` `calls`, `returned`, `failed` and `unanswered`, each per completion."""
         counts = [[self._counts(exchange) for exchange in exchanges_of(completion)] for completion in completions]
         if log_metric is not None and completions:

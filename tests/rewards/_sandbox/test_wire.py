@@ -28,20 +28,11 @@ def crossed(value: Any) -> Any:
     return Other(0).unpack(json.loads(json.dumps(Other(1).pack(value))))
 
 
+_PLAIN = [st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.complex_numbers(allow_nan=False)]
+_PLAIN += [st.text(), st.binary(max_size=5), st.fractions(), st.decimals(allow_nan=False)]
+_PLAIN += [st.dates(), st.datetimes(), st.timedeltas(), st.uuids()]
 _VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False)
-    | st.text()
-    | st.binary(max_size=5)
-    | st.fractions()
-    | st.decimals(allow_nan=False)
-    | st.dates()
-    | st.datetimes()
-    | st.timedeltas()
-    | st.uuids(),
+    st.one_of(_PLAIN),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
@@ -111,16 +102,11 @@ def test_codec_copies_keep_sides_apart() -> None:
     assert again[0] == [[1, 2], [3]] and again[1] is theirs
 
 
+_TAGS = "= i f c b range Fraction Decimal date datetime time timedelta uuid PosixPath T t F slice keys items x".split()
+_NAMES = "l d s B od ct dd dq ul ud n n0 list float builtins ValueError".split()
+_LEAVES = [st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)]
 _JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=3)
-    | st.sampled_from(
-        "= i f c b range Fraction Decimal date datetime time timedelta uuid PosixPath T t F slice keys items x".split()
-    )
-    | st.sampled_from("l d s B od ct dd dq ul ud n n0 list float builtins ValueError".split()),
+    st.one_of([*_LEAVES, st.sampled_from(_TAGS), st.sampled_from(_NAMES)]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=12,
 )

@@ -23,16 +23,16 @@ from sympy import Add, Expr, FiniteSet, Float, I, Mul, Pow, Rational, Symbol
 from sympy.core.expr import UnevaluatedExpr
 from sympy.core.numbers import ImaginaryUnit
 
-from . import notation, references
+from . import references
 from .work import excess_of_work
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
 
 _REFERENCE = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
-_UNITS = NormalizationConfig(units=True)
+_IN_A_BOX = {"boxed_match_priority": 0, "try_extract_without_anchor": False}  # as TRL has it
 _ANSWER = get_extraction_regexes(
-    [LatexExtractionConfig(normalization_config=_UNITS, boxed_match_priority=0, try_extract_without_anchor=False)]
+    [LatexExtractionConfig(normalization_config=NormalizationConfig(units=True), **_IN_A_BOX)]
 )
 _PROBE = "x \\boxed{7}"
 _SHOWN = 200
@@ -73,7 +73,7 @@ def replaced() -> Iterator[None]:
     grading = {"simplify": _simplify, "sympy_solve_and_compare": _solve, "is_expr_of_only_symbols": _is_name}
     with (
         mock.patch.multiple(grader, **grading),
-        mock.patch.object(parser, "normalize_latex", notation.normalize),
+        mock.patch.object(parser, "normalize_latex", references.normalize),
         mock.patch.object(latex2sympy2, "_Latex2Sympy", _Converter),
     ):
         yield
@@ -239,9 +239,7 @@ def _value(expression: Any) -> complex:
     with contextlib.suppress(Exception):  # whatever sympy raises
         if all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(expression)):
             symbols = enumerate(sorted(expression.free_symbols, key=str))
-            point = {
-                symbol: Rational(sum(map(ord, symbol.name)) % 89 + 3 * place + 48, 97) for place, symbol in symbols
-            }
+            point = {one: Rational(sum(map(ord, one.name)) % 89 + 3 * place + 48, 97) for place, one in symbols}
             return complex(expression.evalf(_DIGITS, subs=point))
     return complex("nan")
 

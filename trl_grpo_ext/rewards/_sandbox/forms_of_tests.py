@@ -13,7 +13,7 @@ import functools
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...guard.outcomes import shown
@@ -81,10 +81,9 @@ def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Plan | Examples:
         raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
         raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
-    calls = [
-        f"candidate(*json.loads({json.dumps(given)!r})), json.loads({json.dumps(wanted)!r})" for given, wanted in pairs
-    ]
-    return _plan((_CALLING.format(name=name), *(f"assert same({call})" for call in calls)), None)
+    written = [(json.dumps(given), json.dumps(wanted)) for given, wanted in pairs]
+    tests = [f"assert same(candidate(*json.loads({given!r})), json.loads({wanted!r}))" for given, wanted in written]
+    return _plan((_CALLING.format(name=name), *tests), None)
 
 
 _CALLING = """
@@ -131,10 +130,8 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
 
-_USED = (
-    "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect statistics"
-)
-_MODULES = {name: name for name in f"{_USED} time unittest pytest numpy".split()} | {"np": "numpy"}
+_USED = "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect time"
+_MODULES = {name: name for name in f"{_USED} statistics unittest pytest numpy".split()} | {"np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
 
 
@@ -344,12 +341,8 @@ def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> 
         if _gives(node, tainted):
             return {node.name}
         pairs = [(ast.Name(arg.arg), mark) for arg in node.args.args for mark in node.decorator_list]
-    return {
-        name
-        for target, value in pairs
-        if target is not None and value is not None and _from_solution(value, tainted)
-        for name in _targets(target)
-    }
+    reached = [target for target, value in pairs if target and value and _from_solution(value, tainted)]
+    return {name for target in reached for name in _targets(target)}
 
 
 def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, ast.expr | None]]:
@@ -552,9 +545,7 @@ class _Rewriting(ast.NodeTransformer):
         fails = [bool(branch) and all(map(_always_fails, branch)) for branch in branches]
         if _from_solution(node.test, self.tainted) and not any(fails):
             later = self.checked_until > (node.end_lineno or 0)
-            leaves = [
-                later and any(isinstance(n, _LEAVING) for s in branch for n in ast.walk(s)) for branch in branches
-            ]
+            leaves = [later and _contains(branch, lambda node: isinstance(node, _LEAVING)) for branch in branches]
             for own, other in ((0, 1), (1, 0)):
                 rest = leaves[other] and not leaves[own]  # what follows is checked instead
                 if not checks[own] and (leaves[own] or (checks[other] and not rest)):
@@ -625,8 +616,12 @@ def _has_star(node: ast.Call) -> bool:
     return any(isinstance(value, ast.Starred) for value in node.args)
 
 
+def _contains(statements: Sequence[ast.stmt], wanted: Callable[[ast.AST], bool]) -> bool:
+    return any(wanted(inner) for part in statements for inner in ast.walk(part))
+
+
 def _has_checks(statements: Sequence[ast.stmt]) -> bool:
-    return any(_checks_something(inner) for part in statements for inner in ast.walk(part))
+    return _contains(statements, _checks_something)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -70,8 +70,6 @@ class Solution(Conversation):
     def perform(self, what: Any, *arguments: Any) -> Any:
         return getattr(self, f"_do_{what}")(*arguments)
 
-    # What is asked for.
-
     def _do_load(self, source: str) -> Any:
         try:
             code = compile(source, "solution.py", "exec", dont_inherit=True)
@@ -115,8 +113,6 @@ class Solution(Conversation):
         os.environ.clear()
         os.environ.update(values)
 
-    # Values that are no data.
-
     def opaque(self, value: Any) -> Any:
         if isinstance(value, Lent):
             return ["g", value._number]  # type: ignore[attr-defined]
@@ -126,7 +122,9 @@ class Solution(Conversation):
         if isinstance(value, BaseException):
             if "_lent" in vars(value):
                 return ["g", vars(value)["_lent"]]
-            content = self._arguments(value)
+            content = []
+            with contextlib.suppress(RecursionError):
+                content = [self.encode(part) for part in (value.__cause__, *value.args)]
             known = exception_class(type(value))
             if known is not None:
                 return ["x", known.__module__, known.__qualname__, content]
@@ -136,12 +134,6 @@ class Solution(Conversation):
                     content = self.encode(_exact(kind, value))
                     break
         return ["h", self._number(value), self._class(type(value)), content]
-
-    def _arguments(self, error: BaseException) -> list[Any]:
-        try:
-            return [self.encode(part) for part in (error.__cause__, *error.args)]
-        except RecursionError:
-            return []
 
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers_of:
@@ -187,7 +179,11 @@ class Solution(Conversation):
         key = (name, *own, str(attributes))
         kind = self._lent_classes.get(key)
         if kind is None:
-            body: dict[str, Any] = {operator: _asking(self, operator) for operator in own}
+
+            def asking(operator: str) -> Any:
+                return lambda lent, *arguments, **named: self.request("operate", lent, operator, list(arguments), named)
+
+            body: dict[str, Any] = {operator: asking(operator) for operator in own}
             if attributes:
                 body["__getattr__"] = lambda lent, name: self.request("get", lent, name)
                 body["__setattr__"] = lambda lent, name, value: self.request("set", lent, name, value)
@@ -196,10 +192,8 @@ class Solution(Conversation):
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
         if facts is not None:
             known, returned, parts = facts
-            parameters = [
-                inspect.Parameter(one, inspect._ParameterKind(kind), default=default, annotation=annotation)
-                for one, kind, default, annotation in parts
-            ]
+            kinds = inspect._ParameterKind
+            parameters = [inspect.Parameter(one, kinds(kind), default=d, annotation=a) for one, kind, d, a in parts]
             vars(value).update(known, __signature__=inspect.Signature(parameters, return_annotation=returned))
         self._lent[number] = value
         return value
@@ -208,14 +202,10 @@ class Solution(Conversation):
 def _exact(kind: Any, value: Any) -> Any:
     """The built-in type's contents, whatever the subclass claims."""
     if kind is str:
-        return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
-    if kind in (tuple, frozenset):
-        return kind(kind.__iter__(value))
+        return "".join(str.__iter__(value))
     if kind is bytes:
         return bytes(memoryview(value))
-    if kind is int:
-        return int.__index__(value) if type(int.__index__(value)) is int else int.__add__(value, 0)
-    return float.__add__(value, 0.0) if kind is float else complex.__add__(value, 0)
+    return kind(kind.__iter__(value)) if kind in (tuple, frozenset) else kind.__add__(value, kind(0))
 
 
 def owner_of(kind: type, name: str) -> Any:
@@ -224,10 +214,6 @@ def owner_of(kind: type, name: str) -> Any:
         if name in vars(base):
             return None if vars(base)[name] is None else base
     return None
-
-
-def _asking(side: Solution, operator: str) -> Callable[..., Any]:
-    return lambda self, *arguments, **keywords: side.request("operate", self, operator, list(arguments), keywords)
 
 
 class _Stdin(io.TextIOBase):
@@ -297,10 +283,8 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # what the code raises ends the program, whatever it is
-        name = type(error).__name__[:MAX_TEXT]
-        try:
+        text = ""
+        with contextlib.suppress(BaseException):  # an exception of the code's own may do anything when it is printed
             text = str(error)[:MAX_TEXT]
-        except BaseException:  # an exception of the code's own may do anything when it is printed
-            text = ""
-        report({"failed": [name, text]})
+        report({"failed": [type(error).__name__[:MAX_TEXT], text]})
         raise SystemExit(1) from None

@@ -45,9 +45,8 @@ serve(int(sys.argv[2]), sys.argv[3:])
 """`_sandbox` as a package of its own: what is forked has nothing of this package in it."""
 _TICK = 0.05
 _GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
-_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"
-)
+_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+_ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 T = TypeVar("T")
 

@@ -81,12 +81,14 @@ def serve(descriptor: int, libraries: list[str]) -> None:
 
 def _keep(connection: Connection) -> NoReturn:
     try:
-        with contextlib.suppress(EOFError, OSError):
-            answer = _Keeper(json.loads(connection.recv_bytes()), connection).run()
-            connection.send_bytes(json.dumps(answer).encode("ascii"))
-            os._exit(0)
-    finally:
-        os._exit(1)
+        keeper = _Keeper(json.loads(connection.recv_bytes()), connection)
+        try:
+            answer = keeper.run()
+        finally:
+            keeper.end()
+        connection.send_bytes(json.dumps(answer).encode("ascii"))
+    finally:  # nobody waits for an answer any more where it could not be given
+        os._exit(0)
 
 
 def _flush() -> None:
@@ -158,23 +160,23 @@ class _Process:
 
 class _Keeper:
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
-        self.job, self.connection = job, connection
+        self.job = job
+        self.connection = connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
-        self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
+        self.reported = bytearray()
+        self.printed = bytearray()
+        self.judged = bytearray()
         self.watched: dict[int, bytearray] = {connection.fileno(): bytearray()}
+        self.home = tempfile.mkdtemp(prefix="python-tests-", dir=job["folder"])
+        self.processes: list[_Process] = []
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.end()
+        _remove(self.home)
 
     def run(self) -> dict[str, Any]:
-        self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
-        self.processes: list[_Process] = []
-        try:
-            return self._run()
-        finally:
-            for process in self.processes:
-                process.end()
-            _remove(self.home)
-
-    def _run(self) -> dict[str, Any]:
         job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
@@ -252,9 +254,11 @@ class _Keeper:
         return moved
 
     def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
-        seconds, ended = self.job["seconds"], "exited"
+        seconds = self.job["seconds"]
+        ended = "exited"
         checked = last = time.monotonic()
-        idle, before = [0.0, 0.0], [process.seconds() for process in self.processes]  # of the tests, of the solution
+        idle = [0.0, 0.0]  # of the tests, of the solution
+        before = [process.seconds() for process in self.processes]
         deciding = second or first
         while ended == "exited":
             over = deciding.poll()
@@ -338,13 +342,11 @@ class _Keeper:
 
 
 def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
-    messages = []
+    messages: list[Any] = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            message = json.loads(line)
-            if isinstance(message, dict):
-                messages.append(message)
-    return messages
+            messages.append(json.loads(line))
+    return [message for message in messages if isinstance(message, dict)]
 
 
 def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:

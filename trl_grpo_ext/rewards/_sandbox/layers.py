@@ -19,9 +19,8 @@ _EXTRA_CPU_SECONDS = 5
 
 # System calls by number. All but those of `_CHECKED` pass, whatever their arguments: an interpreter that computes needs
 # no other. What is not listed fails with EPERM, also what a later kernel adds.
-_CHECKED = frozenset(
-    ("kill", "tgkill", "clone", "clone3", "prlimit64", "ioctl", "fcntl", "sendto", "capset", "open", "openat", "mmap")
-)
+_CHECKED = {"kill", "tgkill", "clone", "clone3", "prlimit64", "ioctl", "fcntl", "sendto", "capset", "mmap"}
+_CHECKED |= {"open", "openat"}
 _X86_64 = """
     read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4
     fstat=5 lstat=6 newfstatat=262 statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269
@@ -56,12 +55,7 @@ _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 
 
 
 def isolate(
-    folders: Sequence[str],
-    memory_mb: int,
-    cpu_seconds: float,
-    parent: int,
-    libraries: Sequence[str] = (),
-    counted: bool = False,
+    folders: list[str], memory_mb: int, cpu_seconds: float, parent: int, libraries: list[str], counted: bool = False
 ) -> list[str]:
     """Give up all rights that this machine lets a process give up, for good, and say which layers hold.
 
@@ -88,13 +82,9 @@ def isolate(
 
 
 def _limit(memory_mb: int, cpu_seconds: float) -> bool:
-    seconds = int(cpu_seconds) + _EXTRA_CPU_SECONDS
-    for which, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, MAX_FILE),
-        (resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS),
-        (resource.RLIMIT_CPU, seconds),
-    ):
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MAX_FILE, resource.RLIMIT_NOFILE: _MAX_DESCRIPTORS}
+    limits[resource.RLIMIT_CPU] = int(cpu_seconds) + _EXTRA_CPU_SECONDS
+    for which, limit in limits.items():
         hard = resource.getrlimit(which)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(which, (least, least))

@@ -5,7 +5,6 @@ arithmetic with the tests' values are never requested. Where a test made that ob
 (`UnjudgedError`); where the solution handed it over instead of a value, it is wrong (`WrongError`).
 """
 
-# Tables of words are easier to read as words.
 import builtins
 import copy
 import importlib
@@ -18,12 +17,8 @@ from .wire import ViolationError
 
 _RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
 _RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
-_PREDICATES = frozenset(
-    name
-    for kind in (str, bytes, set, float)
-    for name in dir(kind)
-    if name.startswith("is") or name in ("startswith", "endswith")
-)
+_METHODS = {name for kind in (str, bytes, set, float) for name in dir(kind)}
+_PREDICATES = {"startswith", "endswith"} | {name for name in _METHODS if name.startswith("is")}
 """Methods of built-in types that answer yes or no about their argument."""
 _NAMES = special_names(
     "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context notes "
@@ -68,15 +63,12 @@ def _operator(name: str) -> Callable[..., Any]:
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
             parts = (self, *arguments)
-            held = [SIDE.request("content", part) if _is_container(part) else part for part in parts]
+            inner = [getattr(type(part), "_remote_content", None) for part in parts]
+            held = [SIDE.request("content", part) if is_ else part for part, is_ in zip(parts, inner, strict=True)]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
         raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in JUDGING else operate
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, Remote) and bool(type(value)._remote_content)  # type: ignore[attr-defined]
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -143,9 +135,7 @@ class Remote:
         return []
 
 
-class _Doc:
-    """`__doc__`, of which each class here would have one of its own."""
-
+class _Doc:  # of which each class here would have one of its own
     def __get__(self, value: Any, kind: Any) -> Any:
         return _attribute(kind if value is None else value, "__doc__")
 
@@ -182,9 +172,8 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
         raise ViolationError("no class")
     held = (*_IMMUTABLE, BaseException)
     roots: list[Any] = [base for base in bases if isinstance(base, RemoteType)]
-    others: list[Any] = [
-        base for base in bases if base in _IMMUTABLE or (base not in roots and issubclass(base, BaseException))
-    ]
+    rest = [base for base in bases if base not in roots]
+    others: list[Any] = [base for base in rest if base in _IMMUTABLE or issubclass(base, BaseException)]
     body: dict[str, Any] = {"__module__": module, "_remote_number": number, "_remote_wanted": False}
     body |= {"_remote_content": bool(content), "__doc__": _Doc()}
     if any(issubclass(base, held) for base in (*roots, *others)):

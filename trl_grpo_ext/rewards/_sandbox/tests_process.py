@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib
-import importlib.machinery
 import inspect
 import io
 import json
@@ -34,11 +33,6 @@ from . import remote, wire
 from .hostile import JUDGING, MAX_TEXT, OPERATORS, owner_of
 from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongError
 
-_LOADERS = (
-    (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
-    (importlib.machinery.SourceFileLoader, importlib.machinery.SOURCE_SUFFIXES),
-    (importlib.machinery.SourcelessFileLoader, importlib.machinery.BYTECODE_SUFFIXES),
-)
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 """How the attributes of a mock begin that are for the tests."""
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
@@ -401,8 +395,7 @@ class Side(wire.Conversation):
             return ["M", value.__name__]
         if isinstance(value, re.Pattern):
             return ["p", self.encode(value.pattern), value.flags]
-        named = _named(value)
-        if named is not None:
+        if isinstance(value, type | _FUNCTIONS) and (named := _named(value)):
             return ["y", *named]
         if isinstance(value, BaseException):
             kind = next(base for base in type(value).__mro__ if wire.exception_class(base) is not None)
@@ -452,14 +445,10 @@ class Side(wire.Conversation):
 
 
 def _named(value: Any) -> tuple[str, str] | None:
-    if not isinstance(value, type | _FUNCTIONS):
-        return None
+    """Where a class or function of a library is found, if it is one."""
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-    name = getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return None
-    known = module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
-    return (module, name) if known and wire.find_by_name(module, name) is value else None
+    known = isinstance(module, str) and module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+    return (module, value.__qualname__) if known and wire.find_by_name(module, value.__qualname__) is value else None
 
 
 def _described(function: types.FunctionType) -> tuple[Any, ...]:
@@ -567,21 +556,17 @@ def _watching(work: str) -> Callable[[str, tuple[Any, ...]], None]:
     return watch
 
 
-def _patched(change: Callable[..., None]) -> Callable[..., None]:
+def _patch(target: Any, name: str, value: Any) -> None:
     """`setattr` for patches: what a module gets, the solution's process gets, too, and back what it had at first."""
-    originals: dict[tuple[str, str], Any] = {}
-
-    def patch(target: Any, name: str, *value: Any) -> None:
-        module = isinstance(target, types.ModuleType) and not isinstance(target, SolutionModule)
-        crosses = module and (target.__name__, name) not in _FORWARDED and target.__name__ != "tests"
-        original = originals.setdefault((target.__name__, name), getattr(target, name, None)) if crosses else None
-        change(target, name, *value)
-        if crosses:
-            remote.SIDE.request("patch", target.__name__, name, *(new for new in value if new is not original))
-
-    return patch
+    module = isinstance(target, types.ModuleType) and not isinstance(target, SolutionModule)
+    crosses = module and (target.__name__, name) not in _FORWARDED and target.__name__ != "tests"
+    original = _ORIGINALS.setdefault((target.__name__, name), getattr(target, name, None)) if crosses else None
+    setattr(target, name, value)
+    if crosses:
+        remote.SIDE.request("patch", target.__name__, name, *([] if value is original else [value]))
 
 
+_ORIGINALS: dict[tuple[str, str], Any] = {}
 _FORWARDED = {("builtins", "input"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
 """What a program reads and prints goes through this process anyway."""
 
@@ -598,7 +583,7 @@ def _prepare_modules() -> None:
         internals = importlib.import_module("numpy.testing._private.utils")
         _replace(internals, "assert_array_compare", _failing_on_nothing(1, None))
     setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
-    vars(unittest.mock)["setattr"] = _patched(setattr)
+    vars(unittest.mock)["setattr"] = _patch
     seed = random.seed
 
     def seeded(value: Any = None, *rest: Any) -> None:
@@ -615,7 +600,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report:
     vars(builtins)["__judge__"] = side
     warnings.simplefilter("ignore")
     libraries = tuple(path for path in sys.path if os.path.isabs(path))
-    find = importlib.machinery.FileFinder.path_hook(*_LOADERS)
+    find = sys.path_hooks[-1]  # that of files
 
     def only_libraries(path: str) -> Any:
         if not path.startswith(libraries):

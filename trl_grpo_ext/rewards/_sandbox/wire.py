@@ -26,7 +26,8 @@ SOLUTION_MODULES = frozenset(
 MAX_MESSAGE = 16 * 2**20  # bytes of one message
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
-_NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
+_RUNNERS = ("unittest", "doctest", "bdb")  # whose exceptions a runner of tests takes for its own
+_NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
 Json = Any
 
 
@@ -156,7 +157,7 @@ def _container(value: Any) -> _Container | None:
     return _CONTAINERS.get(type(value))
 
 
-def find_by_name(module: str, name: str) -> Any:
+def find_by_name(module: Any, name: str) -> Any:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -189,8 +190,6 @@ class Codec:
 
     def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         raise NotImplementedError
-
-    # Writing.
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
@@ -242,8 +241,6 @@ class Codec:
         self._twins[number] = [value, (), row]
         self._numbers[id(value)] = number
 
-    # Reading.
-
     def unpack(self, message: Json) -> Any:
         """Decode a message, and bring the twins that it speaks of up to date."""
         try:
@@ -253,10 +250,7 @@ class Codec:
             value = self.decode(payload)
             for change in changes:
                 self.decode(change)
-        except (
-            *(TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError),
-            *(RecursionError, AssertionError),
-        ) as error:
+        except _NO_VALUE as error:
             raise ViolationError("a message holds no value") from error
         return value
 
@@ -272,42 +266,35 @@ class Codec:
             return self._read_container(tag, *parts)
         if tag == "n0":
             return _new_array([parts[0][0], [1], bytes.fromhex(parts[0][1])])[0]
-        if tag == "x":
-            return self._read_exception(*parts)
+        if tag == "x":  # of the standard library, if it is loaded: nothing is imported because a message says so
+            module, name, arguments = parts
+            kind = find_by_name(text_of(module), text_of(name))
+            known = isinstance(kind, type) and exception_class(kind) and module.partition(".")[0] not in _RUNNERS
+            return made_exception(kind if known else Exception, [self.decode(argument) for argument in arguments])
         return self.from_opaque(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
+        """Fill the container of this number that is there, or a new one."""
         row = _READ_CONTAINER[tag]
-        value = self._known(number, row[2](encoded), row)
-        _fill(value, [self.decode(part) for part in encoded])
-        self._twins[number][1] = row[1](value)
-        return value
-
-    def _known(self, number: Any, new: Any, row: _Container) -> Any:
-        """The container of this number that is to be filled: the one that is there, or the new one."""
-        if type(number) is not int:
+        value = row[2](encoded)
+        if type(number) is not int or number < 0:
             raise ViolationError("no number")
-        twin = self._twins.get(number)
         own = number % 2 == self._parity
-        if twin is None:
-            if number < 0 or own:
+        if number not in self._twins:
+            if own:
                 raise ViolationError("a number of this side")
-        elif type(twin[0]) is not type(new):
+            self._keep(number, value, row)
+        elif type(self._twins[number][0]) is not type(value):
             raise ViolationError("a container of another type")
         else:
             self.changed = self.changed or own
-            if not (own and self.own_copies):
-                return twin[0]
-            self._forget(number)
-        self._keep(number, new, row)
-        return new
-
-    def _read_exception(self, module: Any, name: Any, arguments: Any) -> Any:
-        """An exception of the standard library, if it is loaded: nothing is imported because a message says so."""
-        kind = find_by_name(text_of(module), text_of(name))
-        if not isinstance(kind, type) or exception_class(kind) is None or module.partition(".")[0] in _NO_EXCEPTIONS_OF:
-            kind = Exception
-        return made_exception(kind, [self.decode(argument) for argument in arguments])
+            if own and self.own_copies:
+                self._forget(number)
+                self._keep(number, value, row)
+            value = self._twins[number][0]
+        _fill(value, [self.decode(part) for part in encoded])
+        self._twins[number][1] = row[1](value)
+        return value
 
     def _forget(self, number: int) -> None:
         del self._numbers[id(self._twins.pop(number)[0])]

@@ -47,9 +47,7 @@ _ANSWER_LINK = re.compile(
     re.VERBOSE,
 )
 _HEADING_TAIL = re.compile(r"[*_:} \t]{0,8}(?:\n|$)")
-_HEADING_START = re.compile(
-    r"(?:\n|^)[ \t>*_#\-]*(?:\\text(?:bf)?\{)?(?:(?:[Tt]he|[Mm]y)\s)?(?:(?:[Ff]inal|FINAL)\s)?$"
-)
+_HEADING_START = re.compile(r"(?:\n|^)[ \t>*_#\-]*(?:\\text(?:bf)?\{)?(?:[Tt]he\s|[Mm]y\s)?(?:(?:[Ff]inal|FINAL)\s)?$")
 _FINAL = re.compile(r"final\s$", re.IGNORECASE)
 # Answers that the story is about: "each correct answer is 5 points", "the answer to the second question is 7".
 _SEVERAL = r"\b(?:each|every|per|an?|any|one|no|wrong|incorrect|first|second|third|fourth|fifth)\s"
@@ -236,9 +234,8 @@ def final_number(text: str) -> Number | None:
 def parse_reference(reference: Any) -> Fraction | None:
     """Return the value of a reference answer, or None where it has none.
 
-    A string is either GSM8K's solution, whose answer stands after the last `####`, or a plain number, with a currency
-    or a unit if need be ("$18", "1,000", "1/2", "18 dollars"). Prose that holds several numbers is not a reference.
-    Of other types, finite real numbers are (a float means what it prints: 0.1 is 1/10); True and False are not.
+    A string is GSM8K's solution, whose answer stands after the last `####`, or a plain number, with a currency or a
+    unit if need be ("$18", "1/2", "18 dollars"). A float means what it prints: 0.1 is 1/10.
     """
     if isinstance(reference, bool):
         return None
@@ -292,7 +289,10 @@ def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ())
             close = text.find("</", marker.end())
             found = _block(text, marker.end(), close if close >= 0 else len(text))
         elif literal[0] == "a" and not literal.startswith("answer"):
-            found = _after_letter(text, marker, last)
+            # `A: 18` at the start of a line, unless a `B:` makes it one of several choices.
+            begins = _LINE_START.search(text, max(0, marker.start() - 20), marker.start())
+            is_choice = _OTHER_CHOICE.search(text, marker.end(), marker.end() + _WINDOW)
+            found = _header(text, marker.end(), last) if begins and not is_choice else None
         else:
             found = _after_word(text, marker, last)
         if found and found.value not in denied:
@@ -322,16 +322,6 @@ def _closing_brace(text: str, start: int) -> int:
             return brace.start()
     line_end = text.find("\n", start, start + _WINDOW)
     return line_end if line_end >= 0 else min(len(text), start + _WINDOW)
-
-
-def _after_letter(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
-    """`A: 18` at the start of a line, unless a `B:` makes it one of several choices."""
-    start = marker.start()
-    if not _LINE_START.search(text, max(0, start - 20), start) or _OTHER_CHOICE.search(
-        text, marker.end(), marker.end() + _WINDOW
-    ):
-        return None
-    return _header(text, marker.end(), last)
 
 
 def _after_word(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
@@ -421,17 +411,20 @@ def _sentence_end(text: str, start: int, end: int) -> int:
     return match.start() if match else stop
 
 
-def _last_number(
-    text: str, start: int, end: int, denied: set[Fraction] | None = None, *, is_box: bool = False
-) -> Number | None:
-    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fill `denied`."""
+def _last_number(text: str, start: int, end: int, denied: Any = None, *, is_box: bool = False) -> Number | None:
+    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fills `denied`."""
     denied = set() if denied is None else denied
     aside = None
     for _ in range(8):
         digit = max(text.rfind(char, start, end) for char in "0123456789½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
         if digit < 0:
             break
-        window = _number_start(text, start, max(start, digit - _WINDOW))
+        # Back to the start of the number that begins the window: its tail would be another number.
+        before = text[start : max(start, digit - _WINDOW)]
+        whole = before.rstrip("0123456789")
+        if len(whole) < len(before) and whole.endswith((".", ",")):
+            whole = whole[:-1].rstrip("0123456789")
+        window = start + len(whole)
         for number in numbers_from_end(text, window, min(end, digit + 60)):
             if number.aside:
                 aside = aside or (None if _is_denied(text, number, start, end) else number)
@@ -445,14 +438,6 @@ def _last_number(
                 denied.add(number.value)
         end = window
     return aside
-
-
-def _number_start(text: str, start: int, position: int) -> int:
-    """Step back to the start of the number that contains `position`, since its tail would be another number."""
-    whole = text[start:position].rstrip("0123456789")
-    if len(whole) < position - start and whole.endswith((".", ",")):
-        whole = whole[:-1].rstrip("0123456789")
-    return start + len(whole)
 
 
 def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
@@ -540,16 +525,14 @@ def _right_operand(before: str, written: str, in_math: bool) -> bool:
         return in_math and bool(outer.strip())
     difference = _DIFFERENCE.search(outer)
     if difference:
-        return in_math or bool(difference["chain"]) or not _ascends(difference["left"], written)
+        if in_math or difference["chain"]:
+            return True
+        sides = (difference["left"], written)
+        whole = [re.sub(r"[^0-9.]", "", side).partition(".")[0].lstrip("0") for side in sides]
+        low, high = ((len(digits), digits) for digits in whole)
+        return "/" not in "".join(sides) and low >= high  # what ascends may be a range
     outer += inner[:1] if inner[:1].isspace() else ""
     return bool(_BEFORE.search(outer) or (in_math and _BEFORE_IN_MATH.search(outer)))
-
-
-def _ascends(left: str, right: str) -> bool:
-    """Whether two numbers with a dash between them may be a range."""
-    values = [re.sub(r"[^0-9.]", "", written).partition(".")[0] for written in (left, right)]
-    low, high = (digits.lstrip("0") for digits in values)
-    return "/" in left + right or (len(low), low) < (len(high), high)
 
 
 def _left_operand(after: str, in_math: bool) -> bool:

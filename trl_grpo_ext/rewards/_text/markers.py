@@ -69,16 +69,12 @@ def special_tokens(model: str) -> list[str]:
     tokens: set[str] = set()
     for name, key in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
         with suppress(ImportError, OSError, ValueError, AttributeError):  # not there, or no tokenizer's
-            found = json.loads(_file(model, name).read_text(encoding="utf-8")).get(key, ())
+            file = Path(model) / name
+            if not Path(model).is_dir():  # the hub's package here, because most rewards do without
+                file = Path(str(importlib.import_module("huggingface_hub").try_to_load_from_cache(model, name)))
+            found = json.loads(file.read_text(encoding="utf-8")).get(key, ())
             for token in found.values() if isinstance(found, dict) else found:
                 content = token.get("content")
                 if token.get("special") and isinstance(content, str) and len(content) > 1 and not content.isalnum():
                     tokens.add(content)
     return sorted(tokens)
-
-
-def _file(model: str, name: str) -> Path:
-    if Path(model).is_dir():
-        return Path(model) / name
-    hub = importlib.import_module("huggingface_hub")  # here, because most rewards do without
-    return Path(str(hub.try_to_load_from_cache(model, name)))

@@ -77,9 +77,8 @@ _NUMBER = re.compile(
 )
 _LABEL_AFTER = re.compile(r"[.)][*_]{0,3}[ \t]+[^\s\d]")
 _LABEL_BEFORE = re.compile(r"(?:\n|^)[ \t>*_#]*$")
-_CAPTION = re.compile(
-    r"(?:step|part|question|problem|case|option|example|equation|figure|table|phase|method|note)\s?#?$", re.IGNORECASE
-)
+_LABELLED = "step|part|question|problem|case|option|example|equation|figure|table|phase|method|note"
+_CAPTION = re.compile(rf"(?:{_LABELLED})\s?#?$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +130,12 @@ def _number(match: re.Match[str]) -> Number:
     if face is not None and scale:
         value = face * _SCALES[scale]
     start, end = match.span()
-    plain = match["plain"]
-    is_label = bool(
-        plain
-        and len(plain) <= 2
-        and (_LABEL_AFTER.match(text, end) and _LABEL_BEFORE.search(text, max(0, start - 20), start))
-    )
-    is_caption = bool(_CAPTION.search(text, max(0, start - 12), start))
+    short = match["plain"] is not None and len(match["plain"]) <= 2
+    is_label = short and _LABEL_AFTER.match(text, end) and _LABEL_BEFORE.search(text, max(0, start - 20), start)
+    is_caption = _CAPTION.search(text, max(0, start - 12), start)
     # `7 - 1 = 6th place` is a result all the same.
-    is_ordinal = bool(match["ordinal"]) and not text[max(0, start - 2) : start].rstrip().endswith("=")
-    aside = is_label or is_caption or is_ordinal or bool(match["date"] or match["hours"])
+    is_ordinal = match["ordinal"] and not text[max(0, start - 2) : start].rstrip().endswith("=")
+    aside = any((is_label, is_caption, is_ordinal, match["date"], match["hours"]))
     return Number(start, end, value, face, aside)
 
 
@@ -149,9 +144,8 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
     if group["date"] or group["hours"]:
         return Fraction(int(group["hours"])) if group["minutes"] == "00" else None
     if group["vulgar"]:
-        return Fraction(int(group["vulgar_whole"] or 0)) + Fraction(
-            unicodedata.numeric(group["vulgar"])
-        ).limit_denominator(10)
+        part = Fraction(unicodedata.numeric(group["vulgar"])).limit_denominator(10)
+        return int(group["vulgar_whole"] or 0) + part
     if group["mixed_whole"]:
         return _mixed(group["mixed_whole"], group["mixed_top"], group["mixed_bottom"])
     top = group["frac_top"] or group["frac_top_digit"]
@@ -164,8 +158,12 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
         return None
     if group["bottom"]:
         return _mixed("0", group["plain"], group["bottom"])
-    if group["exponent"] or group["ten_power"]:
-        return _times_power_of_ten(value, group["exponent"] or group["ten_power"])
+    if exponent := group["exponent"] or group["ten_power"]:
+        digits = exponent.lstrip("+-").lstrip("0") or "0"
+        if len(digits) > 3 or int(digits) > MAX_DIGITS:
+            return None
+        power = Fraction(10 ** int(digits))
+        return value / power if exponent.startswith("-") else value * power
     if group["power"]:
         small = len(group["power"]) <= 2 and len(group["plain"]) <= 6
         return value ** int(group["power"]) if small else None
@@ -192,26 +190,15 @@ def _mixed(whole: str, top: str, bottom: str) -> Fraction | None:
     return base - upper / lower if top.startswith("-") else base + upper / lower
 
 
-def _times_power_of_ten(value: Fraction, exponent: str) -> Fraction | None:
-    digits = exponent.lstrip("+-").lstrip("0")
-    if len(digits) > 3 or int(digits or "0") > MAX_DIGITS:
-        return None
-    power = Fraction(10 ** int(digits or "0"))
-    return value / power if exponent.startswith("-") else value * power
-
-
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_AND_A_HALF = " and a half"
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve"
+_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_WORDS = {word: value for value, word in enumerate(_ONES.split())}
+_AND_A_HALF = " and a half"
+_WORDS = {word: value for value, word in enumerate(f"{_ONES} {_TEENS}".split())}
 _WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
 _WORD = "(?:" + "|".join(sorted([*_WORDS, *_SCALES.keys() - {"k"}], key=len, reverse=True)) + ")(?![A-Za-z])"
-_WORDED = re.compile(
-    rf"(?P<minus>(?:minus|negative)\s)?(?P<words>{_WORD}(?:(?:[\s-]|,\s|\sand\s){_WORD}){{0,30}}+)", re.I
-)
+_JOINED = rf"(?:[\s-]|,\s|\sand\s){_WORD}"
+_WORDED = re.compile(rf"(?P<minus>(?:minus|negative)\s)?(?P<words>{_WORD}(?:{_JOINED}){{0,30}}+)", re.IGNORECASE)
 
 
 def words_at(text: str, position: int) -> Number | None:
