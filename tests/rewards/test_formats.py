@@ -48,7 +48,7 @@ def test_think_format_is_trls_reward_where_an_answer_follows(text: str) -> None:
 # A missing tag costs its own 0.1, the number counts only inside both answer tags, a tag that occurs twice or stands
 # before one that earned earns nothing, and only the exact tags are tags.
 CASES: dict[float, list[str]] = {
-    0.5: ["So <think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>\n", "<think></think><answer>1/2</answer>"],
+    0.5: ["So <think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>", "<think></think><answer>1/2</answer>"],
     0.4: ["<think>1</think><answer>no</answer>18", "<think></think><answer>H2O</answer>", "</think><answer>1</answer>"],
     0.3: ["<answer>18</answer>", "<think></think></answer>18<answer>", "<think></think><answer>18</answer></answer>"],
     0.2: ["<think></answer>18", "<answer>18</answer><think>a</think>", "<think></think>" + "<answer>1</answer>" * 2],
