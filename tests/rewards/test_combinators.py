@@ -38,16 +38,10 @@ def spanned(first: Sequence[float | None], **columns: Any) -> list[float | None]
 
 
 def scored(reward: Reward, first: Sequence[float | None], second: Sequence[Any] = (), **columns: Any) -> Any:
-    second = second or [0.0] * len(first)
-    rows = len(first)
-    return reward(
-        prompts=["?"] * rows,
-        completions=[str(row) for row in range(rows)],
-        completion_ids=[[row] for row in range(rows)],
-        first=first,
-        second=second,
-        **columns,
-    )
+    rows = [str(row) for row in range(len(first))]
+    ids = [[int(row)] for row in rows]
+    own = {"first": first, "second": second or [0.0] * len(first)}
+    return reward(prompts=rows, completions=rows, completion_ids=ids, **own, **columns)
 
 
 _scores = st.none() | st.floats(-100, 100)
@@ -55,16 +49,12 @@ _columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])
 
 
 def test_weighted_is_the_sum_over_those_that_said_something() -> None:
-    reward = Weighted([first, second], weights=[2.0, -0.5])
-    nan = math.nan
-    assert scored(reward, [1.0, None, 3.0, None, nan], [4.0, 4.0, None, None, 2.0]) == [0.0, -2.0, 6.0, None, -1.0]
-
-
-def test_weighted_takes_the_weights_of_selections() -> None:
+    weighted = Weighted([first, second], weights=[2.0, -0.5])
+    scores = scored(weighted, [1.0, None, 3.0, None, math.nan], [4.0, 4.0, None, None, 2.0])
+    assert scores == [0.0, -2.0, 6.0, None, -1.0]
     [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
     assert reward.weights == [1.0, 0.25]
-    assert Weighted(RewardList([first, second], [3.0, 1.0])).weights == [3.0, 1.0]
-    with pytest.raises(ConfigurationError, match=r"\[3.0, 1.0\].*weights=\[1, 1\]"):
+    with pytest.raises(ConfigurationError, match="weights"):
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
 
@@ -87,12 +77,9 @@ def test_gated_counts_only_where_the_gate_holds() -> None:
     assert (type(outside), outside) == (float, 0.0)
 
 
-def test_product_is_none_where_any_is_none_even_beside_a_zero() -> None:
+def test_product_is_none_where_any_is_none_and_scales_parts() -> None:
     reward = Product([first, second])
     assert scored(reward, [2.0, 0.0, None, 0.0, None], [3.0, 5.0, 2.0, None, None]) == [6.0, 0.0, None, None, None]
-
-
-def test_product_scales_the_parts_by_the_other_rewards_and_takes_weights_as_factors() -> None:
     [score] = scored(Product(RewardList([spanned, second], [2.0, 1.0])), [2.0], [5.0])
     assert score == 20.0
     assert score.parts == (Part("spanned/a", 20.0, 0.5, (HERE,)), Part("spanned/b", None, 1.0, (WHOLE,)))

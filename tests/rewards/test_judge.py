@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import pickle
 import re
 import signal
@@ -135,23 +134,17 @@ def test_judge_sends_as_many_as_concurrency_allows(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_in_the_middle_of_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_killed_in_the_middle_of_a_batch() -> None:
     serve = "from tests.judge_server import serve_and_die; serve_and_die(40)"
     with subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
         judge = Judge("m", "Right?", base_url=address, concurrency=16, retries=1, timeout=30)
-        logged: dict[str, float] = {}
-        completions = [f"late grade:{row % 10} of {row}" for row in range(128)]
-        values = scores(judge, completions, log_metric=logged.__setitem__)
+        values = scores(judge, [f"late grade:{row % 10} of {row}" for row in range(128)])
         assert process.wait() == -signal.SIGKILL
     known = [row for row, value in enumerate(values) if value is not None]
     assert 0 < len(known) <= 40
     assert [values[row] for row in known] == [float(row % 10 > 5) for row in known]
-    assert logged["outcomes/judge/scored"] == len(known) / 128 == 1 - logged["outcomes/judge/error"]
-    with pytest.raises(RewardError):
-        scores(judge, ["grade:9", "grade:8"])
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_judge_that_is_dropped_takes_no_reply_from_another(server: Server) -> None:

@@ -41,14 +41,8 @@ def test_each_named_group_is_a_part() -> None:
     ]
 
 
-def test_regex_match_full_and_values() -> None:
-    assert scored(RegexMatch("[a-z]+", full=True), "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
-    scores = scored(RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5), "Sorry!", "Fine.")
-    assert scores == [-2.0, 0.5]
-    assert places(scores[0]) == [(0, 5)]
-
-
 def test_several_matches_earn_their_share() -> None:
+    assert scored(RegexMatch(r"\A(?i:[a-z]+)\Z"), "aBc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
     reward = RegexMatch("- ", count=4, value=2.0, otherwise=-2.0)
     scores = scored(reward, "", "- a", "- a - b", "- a - b - c - d", "- a - b - c - d - e")
     assert scores == [-2.0, -1.0, 0.0, 2.0, 2.0]

@@ -20,16 +20,13 @@ class Judged(Checked):
 
     __name__ = "judged"
     can: ClassVar[Sequence[Outcome]]  # the outcomes that it can have
+    usual: ClassVar[Mapping[Outcome, Consequence]] = {}  # its own values of outcomes, where they are others than usual
     reads: ClassVar[str] = "the reference"  # what `unparseable_reference` is about, for the warning
     outcomes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual())
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """This reward's own values of outcomes, if they differ from the usual ones."""
-        return {}
+        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""

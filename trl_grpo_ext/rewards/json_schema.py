@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Consequence, Judgement, Outcome, shown
+from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import choice, number, optional_module, seconds, text, whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
@@ -68,13 +68,10 @@ class JSONSchema(Judged):
     def __post_init__(self) -> None:
         self.schema = None if self.schema is None else _checked_schema(self.schema)
         optional_module("json_schema", "jsonschema")
+        self.usual = {Outcome.WRONG: self.partial}  # type: ignore[misc]
         super().__post_init__()
         task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth, self.partial != 0)
         self._pool = WorkerPool(task, name="json_schema")
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """JSON that only parses is worth `partial`."""
-        return {Outcome.WRONG: self.partial}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; a `RewardError` where there is no schema."""

@@ -97,6 +97,7 @@ class Judge(Judged):
     """
 
     __name__ = "judge"
+    usual = _NO_VERDICT
     can = (Outcome.SCORED, *_NO_VERDICT, Outcome.REFUSED)
     declares = RewardDeclaration(
         conformance={
@@ -135,10 +136,6 @@ class Judge(Judged):
         self._places: Any = None
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
         self._schemas = True  # until the server says that it cannot hold a reply to a JSON schema
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """What is no verdict has no score."""
-        return _NO_VERDICT
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_process": None, "_client": None, "_places": None, "_started": {}}

@@ -10,13 +10,13 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Consequence, Judgement, Outcome
+from ..guard.outcomes import Judgement, Outcome
 from ..guard.parameters import choice, column, optional_module, seconds, whole
 from ..guard.workers import WorkerPool
 from ..types import RewardDeclaration
@@ -55,6 +55,7 @@ class ReasoningGym(Judged):
 
     __name__ = "reasoning_gym"
     can = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, *IN_A_WORKER)
+    usual: ClassVar = {Outcome.ERROR: None}  # the verifier raised on this answer
     reads = "the problem"
     declares = RewardDeclaration(
         conformance={
@@ -74,10 +75,6 @@ class ReasoningGym(Judged):
         optional_module("reasoning_gym", "reasoning_gym")
         super().__post_init__()
         self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """An answer on which the verifier raises has no score."""
-        return {Outcome.ERROR: None}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; "none" where `task` is None, so that data sets can be mixed."""

@@ -10,12 +10,10 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome
-from ..guard.parameters import flag, number, seconds, text, whole
+from ..guard.parameters import number, seconds, text, whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Parts, RewardDeclaration
 from ._judged import IN_A_WORKER, Judged, too_long
-
-_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 
 
 @dataclass(eq=False)
@@ -29,9 +27,8 @@ class RegexMatch(Judged):
     those of the matches that count; a group that took no part in a match has no share in it.
 
     Args:
-        pattern: The regular expression.
-        full: Whether the whole completion must match, from its first character to its last.
-        flags: Letters from "aimsx", as in `(?i)`. Without "s" a dot does not match a line break.
+        pattern: The regular expression; `(?s)` before it lets a dot match line breaks, `\A...\Z` around it makes the
+            whole completion match.
         value: The score of a match.
         otherwise: The score without a match.
         count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
@@ -47,8 +44,6 @@ class RegexMatch(Judged):
     can = (Outcome.SCORED, *IN_A_WORKER)
     pattern: str = text()
     _: KW_ONLY
-    full: bool = flag(False)
-    flags: str = ""
     value: float = number(1.0, "a finite number")
     otherwise: float = number(0.0, "a finite number")
     count: int = whole(1, lowest=1)
@@ -57,17 +52,11 @@ class RegexMatch(Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.flags, str) or not set(self.flags) <= _FLAGS.keys():
-            raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {self.flags!r}.")
-        bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], self.flags, 0)
         try:
-            self.parts = list(re.compile(self.pattern, bits).groupindex) or ["match"]
+            self.parts = list(re.compile(self.pattern).groupindex) or ["match"]
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ConfigurationError(f"regex_match: pattern {self.pattern!r}: {error}.") from error
-        if self.full and self.count > 1:
-            raise ConfigurationError(f"regex_match: count must be 1 with full, got {self.count!r}.")
-        task = functools.partial(find_matches, self.pattern, bits, self.full, self.count)
-        self._pool = WorkerPool(task, name="regex_match")
+        self._pool = WorkerPool(functools.partial(find_matches, self.pattern, self.count), name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
@@ -91,12 +80,11 @@ class RegexMatch(Judged):
         return share * self.value + (1 - share) * self.otherwise
 
 
-def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[dict[str, tuple[int, int]]]:
+def find_matches(pattern: str, count: int, text: str) -> list[dict[str, tuple[int, int]]]:
     """Beginnings and ends of the named groups of the first `count` matches; without any, "match". Runs in a worker."""
-    compiled = re.compile(pattern, flags)
-    matches = [compiled.fullmatch(text)] if full else itertools.islice(compiled.finditer(text), count)
+    compiled = re.compile(pattern)
     found = []
-    for match in filter(None, matches):
+    for match in itertools.islice(compiled.finditer(text), count):
         groups = {name: match.span(name) for name in compiled.groupindex if match.start(name) >= 0}
         found.append(groups if compiled.groupindex else {"match": match.span()})
     return found

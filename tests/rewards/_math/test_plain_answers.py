@@ -69,10 +69,9 @@ def test_plain_answers_reads_plain_numbers_alone() -> None:
 def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
     right, wrong = Outcome.RIGHT, Outcome.WRONG
     for reference, answer, outcome in (
-        *(("18", "18", right), ("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right)),
-        *(("0.75", "\\frac{3}{4}", right), ("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong)),
-        *(("1/3", "333333/1000000", wrong), ("1/3", "0.333333", None), ("2", "2.000001", None)),
-        ("2", "2.000003", wrong),
+        *(("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right), ("0.75", "\\frac{3}{4}", right)),
+        *(("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong), ("1/3", "333333/1000000", wrong)),
+        *(("1/3", "0.333333", None), ("2", "2.000001", None), ("2", "2.000003", wrong)),
     ):
         gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
         assert gold is not None
@@ -184,11 +183,6 @@ def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str
     assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
 
 
-def test_the_length_of_a_box_is_limited() -> None:
-    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
-    assert excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6) is not None
-
-
 @pytest.mark.slow
 @given(before=texts, content=texts | spellings().map("+".join), after=texts)
 @settings(max_examples=200)
@@ -212,6 +206,8 @@ def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
 
 
 def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
+    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
+    assert excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6) is not None
     assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
     for excess in (excess_of_completion, excess_of_reference):
         assert excess("x" * 20_001, 20_000) is not None

@@ -303,15 +303,10 @@ def test_a_number_that_is_denied_is_not_the_answer() -> None:
 
 
 def test_a_dressed_number_is_the_answer() -> None:
-    boxes, lines = (
-        ("\\boxed{{{}}}", "So the answer is $\\boxed{{{}}}$."),
-        ("#### {}", "Answer: {}\n", "<answer>{}</answer>"),
-    )
+    boxes = ("\\boxed{{{}}}", "So the answer is $\\boxed{{{}}}$.")
+    lines = ("#### {}", "Answer: {}\n", "<answer>{}</answer>")
     assert misread((box.format(written), 18) for written in HONEST for box in boxes) == []
     assert misread((line.format(w), 18) for w in HONEST if "\\" not in w for line in lines) == []
-
-
-def test_a_scale_word_keeps_the_face_of_the_number() -> None:
     number = final_number("The answer is $60 million.")
     assert number is not None
     assert (number.value, number.face) == (60_000_000, 60)
@@ -399,9 +394,7 @@ def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
 
 
 def test_final_answer_with_a_number_too_long() -> None:
-    assert extract_final_answer("The answer is " + "9" * 200_000) is None
-    assert extract_final_answer("The answer is " + "9" * 200_000 + ". No: the answer is 18.") == 18
-    assert extract_final_answer("The answer is 18. Not " + "9" * 200_000) == 18
-    assert extract_final_answer("0" * 200_000 + "18") == 18
-    assert extract_final_answer("18." + "0" * 200_000) == 18
-    assert extract_final_answer("1e99999") is None
+    long = "9" * 200_000
+    assert misread([(f"The answer is {long}", None), ("1e99999", None)]) == []
+    right = (f"The answer is {long}. No: the answer is 18.", f"The answer is 18. Not {long}", "18." + "0" * 200_000)
+    assert misread((text, 18) for text in (*right, "0" * 200_000 + "18")) == []

@@ -248,8 +248,7 @@ class _Keeper:
         gc.enable()
         os.chdir(self.home)
         os.environ.clear()
-        os.environ.update({"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
-        os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), self.home))
+        os.environ.update(PATH="", LANG="C.UTF-8", PYTHONHASHSEED="0", HOME=self.home, TMPDIR=self.home)
         tempfile.tempdir = None
         return moved
 

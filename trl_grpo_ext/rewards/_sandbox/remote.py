@@ -79,6 +79,10 @@ def _attribute(value: Any, name: str) -> Any:
     return SIDE.request("get", value, name)
 
 
+def _delete(value: Any, name: str) -> None:
+    SIDE.request("delete", value, name)
+
+
 class RemoteType(type):
     def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
         if "_remote_number" not in body:
@@ -89,14 +93,11 @@ class RemoteType(type):
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
         return _mark_made(made) if cls._remote_wanted else made
 
-    def __getattr__(cls, name: str) -> Any:
-        return _attribute(cls, name)
+    __getattr__ = _attribute
+    __delattr__ = _delete
 
     def __setattr__(cls, name: str, value: Any) -> None:
         SIDE.request("set", cls, name, value)
-
-    def __delattr__(cls, name: str) -> None:
-        SIDE.request("delete", cls, name)
 
     def __contains__(cls, value: Any) -> bool:
         return any(member is value for member in cls)
@@ -109,18 +110,14 @@ class RemoteType(type):
 
 class Remote:
     __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute(self, name)
+    __getattr__ = _attribute
+    __delattr__ = _delete
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OF_EXCEPTIONS:
             object.__setattr__(self, name, value)
         else:
             SIDE.request("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        SIDE.request("delete", self, name)
 
     def __copy__(self) -> Any:
         return SIDE.request("call", copy.copy, (self,), ())

@@ -33,8 +33,8 @@ from . import remote, wire
 from .hostile import JUDGING, MAX_TEXT, OPERATORS, owner_of
 from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongError
 
+# How the attributes of a mock begin that are for the tests.
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
-"""How the attributes of a mock begin that are for the tests."""
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
 _NOTHING = "it compares nothing: an array is empty"
 _MAX_SEEN = 20_000
@@ -281,8 +281,7 @@ class Side(wire.Conversation):
         self.ran += 1
 
     def swallowed(self) -> None:
-        if not self.reason:
-            self.failure = self.failure or "what the code did keeps an assert from running"
+        self.failure = self.failure or ("" if self.reason else "what the code did keeps an assert from running")
 
     def several(self, site: str, values: Any) -> Iterator[Any]:
         """Iterate over what the solution decides the length of."""
@@ -489,14 +488,14 @@ def _first_error(number: int, test: dict[str, Any], names: dict[str, Any]) -> Ba
 class _Result(unittest.TestResult):
     first: BaseException | None = None
 
-    def addFailure(self, test: Any, err: Any) -> None:
-        self.first = self.first or err[1]
-
-    addError = addFailure
-
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
             self.first = self.first or err[1]
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        self.addSubTest(test, None, err)
+
+    addError = addFailure
 
     def addExpectedFailure(self, test: Any, err: Any) -> None:
         remote.SIDE.expected(err[1])
@@ -567,8 +566,8 @@ def _patch(target: Any, name: str, value: Any) -> None:
 
 
 _ORIGINALS: dict[tuple[str, str], Any] = {}
+# What a program reads and prints goes through this process anyway.
 _FORWARDED = {("builtins", "input"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
-"""What a program reads and prints goes through this process anyway."""
 
 
 def _prepare_modules() -> None:
@@ -615,12 +614,9 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report:
     sys.argv = ["tests.py"]
     try:
         unread = side.request("load", job["code"])
-    except GoneError:
-        report({"failed": ["GoneError", side.gone], "gone": side.gone})
-        return
     except BaseException as error:  # what the code raises is the verdict, whatever it is
-        failed = [type(error).__name__[:MAX_TEXT], _text(error)]
-        report({"failed": failed, "memory": side.memory, "process": side.process})
+        known = {"gone": side.gone} if side.gone else {"memory": side.memory, "process": side.process}
+        report({"failed": [type(error).__name__[:MAX_TEXT], _text(error)], **known})
         return
     if unread is not None:
         report({"unread": [str(part)[:MAX_TEXT] for part in unread]})

@@ -150,13 +150,6 @@ _READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
 _READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
 
 
-def _container(value: Any) -> _Container | None:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
-        return _ARRAY
-    return _CONTAINERS.get(type(value))
-
-
 def find_by_name(module: Any, name: str) -> Any:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -185,11 +178,8 @@ class Codec:
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
 
-    def opaque(self, value: Any) -> Json:
-        raise NotImplementedError
-
-    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
-        raise NotImplementedError
+    opaque: Callable[[Any], Json]  # what a value that is no data crosses as
+    from_opaque: Callable[[Any, list[Any]], Any]
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
@@ -203,7 +193,9 @@ class Codec:
         kind = type(value)
         if value is None or kind is bool or kind is str or (kind is int and -_SMALL < value < _SMALL):
             return value
-        row = _container(value)
+        numpy: Any = sys.modules.get("numpy")
+        array = numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS
+        row = _ARRAY if array else _CONTAINERS.get(kind)
         if row is not None:
             number = self._numbers.get(id(value))
             if number is None:
@@ -218,7 +210,6 @@ class Codec:
         if kind in _VALUES and type(zone) in (type(None), datetime.timezone):
             tag, parts, _ = _VALUES[kind]
             return [tag, [self.encode(part) for part in parts(value)]]
-        numpy: Any = sys.modules.get("numpy")
         scalar = numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic)
         if scalar and value.dtype.kind in _NUMPY_KINDS:
             return ["n0", [value.dtype.str, value.tobytes().hex()]]
@@ -345,8 +336,7 @@ class Conversation(Codec):
         self._lock = threading.RLock()
         self.received = 0
 
-    def perform(self, what: Any, *arguments: Any) -> Any:
-        raise NotImplementedError
+    perform: Callable[..., Any]  # does what the other side asks for
 
     def news(self) -> Any:
         """What goes with each message, or None."""
