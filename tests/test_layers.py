@@ -19,7 +19,6 @@ KNOW_TRL = {"trainer", "asynchronous", "records", "history", "testing", "launch"
 IN_CHILD_PROCESSES = {
     "trl_grpo_ext.rewards._math.references": {"latex2sympy2_extended"},
     "trl_grpo_ext.rewards._math.verification": {"antlr4", "math_verify", "latex2sympy2_extended", "sympy"},
-    "trl_grpo_ext.rewards._math.work": {"sympy"},
 }
 """What modules import that only a process of their own loads."""
 

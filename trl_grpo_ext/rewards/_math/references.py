@@ -24,9 +24,8 @@ _MONEY = re.compile(r"(?:\\?\$|[€£¥₹])\s?(?=-?[\d.])|(?<=\d)\s?[€£¥₹
 _QUANTITY = re.compile(r"(-?[\d.,/]*\d\s?(?:\\?%)?)\s*([A-Za-z].*)", re.DOTALL)
 _GROUPS = re.compile(r"\\(?:text|mbox|math|operatorname|begin|end)\w*\s*\{[^{}]*\}")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
-_FUNCTIONS = re.compile(
-    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log|exp|sqrt|max|min|gcd|lcm|mod|det|lim|pi|inf|infinity|and|or|[ckmd]m|kg|ft"
-)
+_NAMES = "ln|log|exp|sqrt|max|min|gcd|lcm|mod|det|lim|pi|inf|infinity|and|or|[ckmd]m|kg|ft"
+_FUNCTIONS = re.compile(rf"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|{_NAMES}")
 _SHORT = r"[iI]s|of|to|in|at|if|[nN]o|it|as|by|on|an|be|we|he|so|do|my|up|us"
 _PROSE = re.compile(rf"[A-Za-z]{{3,}}|(?<![A-Za-z])(?:{_SHORT})(?![A-Za-z])")
 _SIGNS = re.compile(r"[\d\\^_=<>+*/|≤≥√π∞²³-]|\w\(|[(\[{].*,")
@@ -102,9 +101,8 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
             return Reference(tuple(gold), rest)
     had_dollars = match is not None or environment.search(answer) is not None
     answer = _MONEY.sub("", _DELIMITERS.sub(" ", answer) if had_dollars else answer).strip()
-    if not _TWO_NUMBERS.search(answer) and any(
-        priority == _PLAIN and pattern.fullmatch(answer) for pattern, priority in numbers[0][0]
-    ):
+    plain = any(priority == _PLAIN and pattern.fullmatch(answer) for pattern, priority in numbers[0][0])
+    if plain and not _TWO_NUMBERS.search(answer):
         return Reference(tuple(extract(answer, numbers, "any_match")))
     words = _COMMANDS.sub(" ", _GROUPS.sub(" ", answer))
     prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
