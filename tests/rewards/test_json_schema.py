@@ -90,14 +90,13 @@ def test_with_partial_each_property_is_a_part() -> None:
     assert not isinstance(JSONSchema(PERSON, extract="whole")(completions=['{"name": "Ada"}'])[0], Parts)
 
 
-def test_outcomes_are_told_apart_logged_and_changed() -> None:
-    metrics: dict[str, float] = {}
+def test_outcomes_are_told_apart_and_changed() -> None:
     reward = JSONSchema(PERSON, extract="whole", partial=0.5, outcomes={"no_answer": -1.0, "wrong": 0.25})
     completions = ['{"name": "Ada"}', "[]", "Ada", '{"name": "' + "x" * 200_000 + '"}', '{"name": "a", "age": -1}']
-    assert reward(completions=completions, log_metric=metrics.__setitem__) == [1.0, 0.25, -1.0, 0.0, 0.25]
-    shares = {name.rpartition("/")[2]: share for name, share in metrics.items() if share}
-    assert shares == {"right": 0.2, "wrong": 0.4, "no_answer": 0.2, "refused": 0.2}
-    assert reward.judge(completions)[-1].detail == "breaks 'minimum' at '$.age'"
+    assert reward(completions=completions) == [1.0, 0.25, -1.0, 0.0, 0.25]
+    judged = reward.judge(completions)
+    assert [one.outcome.value for one in judged] == ["right", "wrong", "no_answer", "refused", "wrong"]
+    assert judged[-1].detail == "breaks 'minimum' at '$.age'"
     with pytest.raises(RewardError, match=r"row 0 .*'no_answer'"):
         JSONSchema(PERSON, outcomes={"no_answer": "raise"})(completions=["x"])
 
@@ -108,9 +107,7 @@ def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:
     with pytest.raises(ConfigurationError, match=r"\$.items"):
         JSONSchema(tuple_of_old)
     assert outcomes({"prefixItems": [{"type": "integer"}]}, ['["a"]']) == ["wrong"]
-
-
-def test_references_inside_the_schema_and_to_the_standard_work() -> None:
+    # References inside the schema and to the standard work.
     tree = {"type": "array", "items": {"$ref": "#"}}
     assert outcomes(tree, ["[[], [[]]]", "[[], [1]]"]) == ["right", "wrong"]
     named = {"$id": "https://example.org/s", "$defs": {"n": {"$id": "n", "type": "number"}}, "items": {"$ref": "n"}}

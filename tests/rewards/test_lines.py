@@ -20,29 +20,19 @@ def said(score: Any, text: str) -> dict[str, tuple[float | None, list[str]]]:
 
 def test_lines_are_parts_in_order() -> None:
     text = "\n  Rome \r\n\n\t18.0\nmore"
-    score = scored(text, ["Rome", 18, "yes", "no"])
+    score = scored([{"role": "assistant", "content": text}], ["Rome", 18, "yes", "no"])
     assert score == 0.5
-    assert said(score, text) == {
-        "line_1": (1.0, ["Rome"]),
-        "line_2": (1.0, ["18.0"]),
-        "line_3": (0.0, ["more"]),
-        "line_4": (0.0, []),
-    }
+    found = [(1.0, ["Rome"]), (1.0, ["18.0"]), (0.0, ["more"]), (0.0, [])]
+    assert said(score, text) == {f"line_{number}": line for number, line in enumerate(found, 1)}
     assert score.parts[0].places == ((3, 7, None),)
-    assert scored([{"role": "assistant", "content": text}], ["Rome", 18]) == 1.0
 
 
 def test_numbered_items_are_found_by_their_numbers() -> None:
     text = "Answers:\n 2) 18\n1. Rome\n3: \n4.yes\n5. a\n5. a\n99. x\n3"
     score = scored(text, ["Rome", 18, "x", "yes", "a"], form="numbered")
     assert score == pytest.approx(3 / 5)
-    assert said(score, text) == {
-        "line_1": (1.0, ["Rome"]),
-        "line_2": (1.0, ["18"]),
-        "line_3": (0.0, []),  # it has a number and no answer
-        "line_4": (1.0, ["yes"]),
-        "line_5": (0.0, ["a", "a"]),
-    }
+    found = [(1.0, ["Rome"]), (1.0, ["18"]), (0.0, []), (1.0, ["yes"]), (0.0, ["a", "a"])]  # 3 has no answer
+    assert said(score, text) == {f"line_{number}": line for number, line in enumerate(found, 1)}
 
 
 @pytest.mark.parametrize(("text", "stopped"), [("a\nb \n\n", 1.0), ("a\nb\nc", 0.0), ("a", 0.0), ("a\n\nc", 1.0)])

@@ -2,7 +2,6 @@
 
 # The code that is run is easier to read on one line; what belongs together is asserted together.
 # ruff: noqa: E501, PT018
-import functools
 import json
 import os
 import re
@@ -44,16 +43,12 @@ def program(code: str, stdin: str = "", seconds: float = 10.0) -> Run:
 
 
 def in_parallel(codes: list[str], **limits: Any) -> list[Run]:
-    def work(code: str, stop: threading.Event) -> Run:
-        return module(code, stop=stop, **limits)
-
-    return run_all([functools.partial(work, code) for code in codes], workers=2)
+    return run_all([lambda stop, code=code: module(code, stop=stop, **limits) for code in codes], workers=2)  # type: ignore[misc]
 
 
 def failure(run: Run) -> str:
     """The name of the exception that the code ended with."""
-    [message] = run.messages
-    return str(message["failed"][0])
+    return str(run.messages[0]["failed"][0])
 
 
 def raised(code: str) -> str:
@@ -349,20 +344,12 @@ def test_who_took_the_time(code: str, test: str, ended: str) -> None:
 
 
 def test_an_interrupt_ends_all_runs() -> None:
-    started = threading.Barrier(3)
-
     def forever(stop: threading.Event) -> Run:
-        started.wait()
         return module("while True: pass", seconds=1000, stop=stop)
 
-    def send() -> None:
-        started.wait()
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=send)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     with interruptible():
-        thread.start()
+        timer.start()
         with pytest.raises(KeyboardInterrupt):
             run_all([forever, forever], workers=2)
-        thread.join()
+    timer.join()
