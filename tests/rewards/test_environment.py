@@ -108,10 +108,9 @@ def test_record_steps() -> None:
     one.reset(target=3)
     one.move(2)
     one.move(by=3)
-    with pytest.raises(ValueError, match="too far"):
-        one.move(10)
-    with pytest.raises(TypeError):
-        one.move("far", "away")  # which never reached the game
+    for wrong in ((10,), ("far", "away")):  # the second never reaches the game
+        with pytest.raises((ValueError, TypeError)):
+            one.move(*wrong)
     asyncio.run(one.think())
     assert one.step_rewards == [("move", 1.0), ("move", 0.0), ("move", 1.0), ("move", None), ("think", 0.25)]
     assert other.step_rewards == []
@@ -139,6 +138,5 @@ def test_a_trajectory_rubric_of_openenv() -> None:
 
     going, won = SimpleNamespace(done=False, won=False), SimpleNamespace(done=True, won=True)
     [score] = EnvironmentSteps(score="last")(completions=[TWO], environments=[played(going, going, won)])
-    assert score is not None
-    assert float(score) == 1.0
+    assert score == 1.0
     assert {part.places[0].turn: part.score for part in score.parts} == {0: 0.75, 2: 1.0}

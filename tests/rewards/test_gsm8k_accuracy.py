@@ -1,5 +1,6 @@
 """The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
 
+import itertools
 import json
 import os
 import warnings
@@ -124,8 +125,7 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
         completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
         scores = gsm8k_accuracy(completions=completions, answer=answers)
         assert set(scores) == {0.0 if offset else 1.0}, rendering
-    completions = [
-        text + EXPLICIT[row % len(EXPLICIT)].format(SEVERAL[row % len(SEVERAL)].format(f"{number:,}", number + 3))
-        for row, (text, number) in enumerate(zip(solutions, references, strict=True))
-    ]
+    forms = zip(itertools.cycle(EXPLICIT), itertools.cycle(SEVERAL), references, strict=False)
+    said = [explicit.format(several.format(f"{number:,}", number + 3)) for explicit, several, number in forms]
+    completions = [text + answer for text, answer in zip(solutions, said, strict=True)]
     assert set(gsm8k_accuracy(completions=completions, answer=answers)) == {0.0}

@@ -66,15 +66,9 @@ def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
     metrics: dict[str, float] = {}
     columns: dict[str, list[Any]] = {}
     completions = ["\\boxed{18}", "\\boxed{x + 1}", "none", "\\boxed{\ud800}", f"\\boxed{{{'1+' * 5000}1}}"]
-    reward(
-        completions=completions,
-        solution=["18", "$1+x$", "18", "$y$", "$y$"],
-        log_metric=metrics.__setitem__,
-        log_extra=columns.__setitem__,
-    )
-    assert metrics["outcomes/math_accuracy/right"] == 0.4
-    assert metrics["outcomes/math_accuracy/no_answer"] == 0.2
-    assert metrics["outcomes/math_accuracy/died"] == 0.0
+    loggers: Any = {"log_metric": metrics.__setitem__, "log_extra": columns.__setitem__}
+    reward(completions=completions, solution=["18", "$1+x$", "18", "$y$", "$y$"], **loggers)
+    assert [metrics[f"outcomes/math_accuracy/{name}"] for name in ("right", "no_answer", "died")] == [0.4, 0.2, 0.0]
     assert columns["math_accuracy_outcome"][:4] == ["right", "right", "no_answer", "wrong"]
     assert columns["solution"] == ["18", "$1+x$", "18", "$y$", "$y$"]
     assert columns["gold_parsed"][:4] == ["18", "1+x", "18", "y"]

@@ -132,10 +132,8 @@ def test_function_span_is_linear() -> None:
 
 def test_python_tests_partial_share() -> None:
     codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
-    columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
     partial = pickle.loads(pickle.dumps(PythonTests(partial=True)))
-    assert partial(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
-    assert PythonTests()(**columns, tests=[ADD] * 3) == [1.0, 0.0, 0.0]
+    assert partial(completions=[fence(code) for code in codes], tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
     code = "a, b = map(int, input().split())\nif b < 0: raise SystemExit(1)\nprint(a + b)"
     [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[SUM[::-1]])
     assert (judgement.outcome, judgement.score) == (Outcome.SCORED, 0.5)

@@ -7,20 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards._math.plain_answers import (
-    DEEPEST,
-    LONGEST_ANSWER,
-    MOST_DIGITS,
-    MOST_POWERS,
-    answer_alone,
-    excess_of_completion,
-    excess_of_reference,
-    has_no_answer,
-    only_box,
-    plain_answer,
-    plain_reference,
-    verdict,
-)
+from trl_grpo_ext.rewards._math import plain_answers as plain
+
+of_completion, of_reference = plain.excess_of_completion, plain.excess_of_reference
 
 
 def value(number: object) -> Fraction | None:
@@ -60,10 +49,10 @@ OTHER_COMPLETIONS = [
 
 
 def test_plain_answers_reads_plain_numbers_alone() -> None:
-    assert {text: value(plain_reference(text)) for text in REFERENCES} == REFERENCES
-    assert [text for text in OTHER_REFERENCES if plain_reference(text) is not None] == []
-    assert {text: value(plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
-    assert [text for text in OTHER_COMPLETIONS if plain_answer(text) is not None] == []
+    assert {text: value(plain.plain_reference(text)) for text in REFERENCES} == REFERENCES
+    assert [text for text in OTHER_REFERENCES if plain.plain_reference(text) is not None] == []
+    assert {text: value(plain.plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
+    assert [text for text in OTHER_COMPLETIONS if plain.plain_answer(text) is not None] == []
 
 
 def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
@@ -73,18 +62,18 @@ def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
         *(("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong), ("1/3", "333333/1000000", wrong)),
         *(("1/3", "0.333333", None), ("2", "2.000001", None), ("2", "2.000003", wrong)),
     ):
-        gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
+        gold, found = plain.plain_reference(reference), plain.plain_answer(f"\\boxed{{{answer}}}")
         assert gold is not None
         assert found is not None
-        assert verdict(gold, found) == outcome
+        assert plain.verdict(gold, found) == outcome
 
 
 def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
     for text in ("", "18", "the answer is 18", "$18$", "\\boxed 18"):
-        assert has_no_answer(text)
+        assert plain.has_no_answer(text)
     # A long s is an s to a regular expression that ignores case.
     for text in ("the answer is $18$", "ANSWER: \\frac{1}{2}", "an\u017fwer: $18$", "\\boxed{}"):
-        assert not has_no_answer(text)
+        assert not plain.has_no_answer(text)
 
 
 digits = st.integers(0, 10**7) | st.integers(0, 30) | st.integers(0, 10**30 - 1)
@@ -122,7 +111,7 @@ reference_forms = st.sampled_from(["{}", "{}", "#### {}", "${}$", "\\boxed{{{}}}
 def spellings(draw: st.DrawFn) -> tuple[str, str]:
     """A number, and with even odds another spelling of it or another number."""
     written = draw(numbers)
-    number = plain_answer(f"\\boxed{{{written}}}")
+    number = plain.plain_answer(f"\\boxed{{{written}}}")
     if number is None or draw(st.booleans()):
         return written, draw(numbers)
     above, below = number.value.numerator, number.value.denominator
@@ -149,12 +138,12 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
 def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
     accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
     reference, completion = pair
-    gold = plain_reference(reference)
+    gold = plain.plain_reference(reference)
     if gold is None:
         return
-    found = plain_answer(completion)
-    outcome = verdict(gold, found) if found is not None else None
-    if outcome is None and has_no_answer(completion):
+    found = plain.plain_answer(completion)
+    outcome = plain.verdict(gold, found) if found is not None else None
+    if outcome is None and plain.has_no_answer(completion):
         outcome = Outcome.NO_ANSWER
     if outcome is not None:
         [theirs] = accuracy_rewards.accuracy_reward([[{"content": completion}]], [reference])
@@ -169,18 +158,18 @@ def nested(opening: str, closing: str, depth: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("within", "beyond"),
     [
-        *(nested(*pair, DEEPEST) for pair in ("()", "{}", "[]", ("\\left(", "\\right)"))),
-        nested("x^{", "}", MOST_POWERS),
-        ("9" * MOST_DIGITS, "9" * (MOST_DIGITS + 1)),
+        *(nested(*pair, plain.DEEPEST) for pair in ("()", "{}", "[]", ("\\left(", "\\right)"))),
+        nested("x^{", "}", plain.MOST_POWERS),
+        ("9" * plain.MOST_DIGITS, "9" * (plain.MOST_DIGITS + 1)),
         ("\\binom{9999999}{3}", "\\binom{9999999}{999999}"),
         ("\\det 1" + "&1" * 35, "\\det 1" + "&1" * 36),
     ],
 )
 def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str) -> None:
-    for excess in (lambda t: excess_of_completion(f"\\boxed{{{t}}}", 10**6), lambda t: excess_of_reference(t, 10**6)):
-        assert excess(within) is None
-        assert excess(beyond) is not None
-    assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
+    for excess, form in ((of_completion, "\\boxed{{{}}}"), (of_reference, "{}")):
+        assert excess(form.format(within), 10**6) is None
+        assert excess(form.format(beyond), 10**6) is not None
+    assert of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {plain.DEEPEST} deep"
 
 
 @pytest.mark.slow
@@ -193,28 +182,28 @@ def test_the_box_alone_is_read_like_the_whole_completion(before: str, content: s
     with verification.replaced():
         alone, whole = (
             verification._parsed(text, verification._ANSWER, "first_match")
-            for text in (answer_alone(completion), completion)
+            for text in (plain.answer_alone(completion), completion)
         )
     assert str(alone) == str(whole)
 
 
 def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
-    assert answer_alone("50% of it is \\boxed{(1,2]} in all") == "\\boxed{(1,2]}"
+    assert plain.answer_alone("50% of it is \\boxed{(1,2]} in all") == "\\boxed{(1,2]}"
     two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
     for text in two:
-        assert answer_alone(text) == text
+        assert plain.answer_alone(text) == text
 
 
 def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
-    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
-    assert excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6) is not None
-    assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
-    for excess in (excess_of_completion, excess_of_reference):
+    assert of_completion(f"\\boxed{{{'9,' * (plain.LONGEST_ANSWER // 2)}}}", 10**6) is None
+    assert of_completion(f"\\boxed{{{'9,' * plain.LONGEST_ANSWER}}}", 10**6) is not None
+    assert of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
+    for excess in (of_completion, of_reference):
         assert excess("x" * 20_001, 20_000) is not None
 
 
 @given(text=st.text() | st.text("\\boxed{}()[]$9 "))
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    for read in (plain_reference, plain_answer, has_no_answer, only_box):
+    for read in (plain.plain_reference, plain.plain_answer, plain.has_no_answer):
         read(text)
-    assert excess_of_completion(text, 10**6) is None or len(text) > DEEPEST
+    assert of_completion(text, 10**6) is None or len(text) > plain.DEEPEST

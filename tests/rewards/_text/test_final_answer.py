@@ -343,22 +343,14 @@ The answer is 2 + 3 = {} ¦ The answer is {}%, that is {} in 100.
 )
 
 
-def _written(value: Decimal) -> list[str]:
+DECIMALS = st.decimals(min_value=-(10**12), max_value=10**12, places=2) | st.integers(-(10**30), 10**30).map(Decimal)
+
+
+@given(value=DECIMALS, style=st.sampled_from(STYLES), form=st.integers(0, 4))
+def test_every_number_is_read_back_from_every_style(value: Decimal, style: str, form: int) -> None:
     plain = f"{value:f}"
-    return [plain, f"{value:,f}", plain.replace("-", "−"), f"{value:,f}".replace(",", "{,}"), f"{value:.4f}"]
-
-
-@given(
-    value=st.decimals(min_value=-(10**12), max_value=10**12, places=2) | st.integers(-(10**30), 10**30).map(Decimal),
-    other=st.integers(-(10**9), 10**9),
-    style=st.sampled_from(STYLES),
-    form=st.integers(0, 4),
-)
-def test_every_number_is_read_back_from_every_style(value: Decimal, other: int, style: str, form: int) -> None:
-    written = _written(value)[form]
-    found = extract_final_answer(style.format(*[written] * style.count("{}")))
-    assert found == Fraction(value)
-    assert (found == other) == (value == other)
+    forms = [plain, f"{value:,f}", plain.replace("-", "−"), f"{value:,f}".replace(",", "{,}"), f"{value:.4f}"]
+    assert extract_final_answer(style.format(*[forms[form]] * style.count("{}"))) == Fraction(value)
 
 
 @given(st.text() | st.text(alphabet="0123456789 .,-/$\\{}()^_#*:=<>\nabcdefqrsw%½é１–\ud800\x00", max_size=200))
@@ -375,10 +367,9 @@ REPEATED = items(
     \a  er than
     """
 )
-REPEATED += ["####\n", "A:\n", "Answer:\n", "1\n", "Question: 1\nanswer is\n", "1. a\n", " 111"]
-REPEATED += ["\x00", "\ud800", "\u0663"]
-REPEATED += ["the answer is ", "not 18 ", "er than ", "1st ", "a\u0301\u0316"]
-AFTER_A_MARKER = [*("9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "("), *("1e9", "9^9")]
+REPEATED += ["####\n", "A:\n", "Answer:\n", "1\n", "Question: 1\nanswer is\n", "1. a\n", " 111", "\x00", "\ud800"]
+REPEATED += ["\u0663", "the answer is ", "not 18 ", "er than ", "1st ", "a\u0301\u0316"]
+AFTER_A_MARKER = ["9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "(", "1e9", "9^9"]
 
 
 def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:

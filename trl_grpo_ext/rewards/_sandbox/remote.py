@@ -93,6 +93,8 @@ class RemoteType(type):
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
         return _mark_made(made) if cls._remote_wanted else made
 
+    _remote_number: int
+    _remote_wanted: bool
     __getattr__ = _attribute
     __delattr__ = _delete
 

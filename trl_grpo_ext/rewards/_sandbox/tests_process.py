@@ -446,8 +446,9 @@ class Side(wire.Conversation):
 def _named(value: Any) -> tuple[str, str] | None:
     """Where a class or function of a library is found, if it is one."""
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-    known = isinstance(module, str) and module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
-    return (module, value.__qualname__) if known and wire.find_by_name(module, value.__qualname__) is value else None
+    if not isinstance(module, str) or module.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
+        return None
+    return (module, value.__qualname__) if wire.find_by_name(module, value.__qualname__) is value else None
 
 
 def _described(function: types.FunctionType) -> tuple[Any, ...]:
