@@ -66,10 +66,7 @@ class Classifier(Checked):
         self._source = (self.model, self.device, "right" if self.text == "completion" else "left")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
-
-        A `RewardError` is about the model's head or its scores, a `ConfigurationError` about the label.
-        """
+        """`B` scores; None where the tokenizer gives no tokens (some do for an empty text)."""
         if not completions:
             return []
         torch = importlib.import_module("torch")
@@ -83,8 +80,8 @@ class Classifier(Checked):
             cut = slice(-cut.stop, None)
         texts = [text.encode("utf-8", "replace").decode()[cut] for text in texts]  # it takes no lone surrogates
         label = _label_index(str(self.model), self.label, model.config)
-        limits = (self.max_length, tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))
-        longest = min(limit for limit in limits if limit is not None)
+        positions = getattr(model.config, "max_position_embeddings", None) or self.max_length
+        longest = min(self.max_length, tokenizer.model_max_length, positions)
         encoded = tokenizer(texts, truncation=True, max_length=longest, padding=False)
         rows = [row for row, ids in enumerate(encoded["input_ids"]) if ids]
         rows.sort(key=lambda row: -len(encoded["input_ids"][row]))  # the largest batch first: if it fits, all do

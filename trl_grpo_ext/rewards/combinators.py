@@ -23,12 +23,10 @@ class _Combined:
     _children: Sequence[Callable[..., Any]]
 
     def start_workers(self) -> None:
-        """Let the rewards inside start their worker processes."""
         for child in self._children:
             start_workers(child)
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let the rewards inside begin early."""
         for child in self._children:
             start_scoring(child, {"completions": completions, **columns})
 
@@ -211,7 +209,6 @@ class PerColumn(_Combined):
                 yield route, self.default if route is None else self.rewards[route], some
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let each reward begin early with its rows."""
         count = len(completions)
         for _, reward, rows in self._routes(columns, count):
             start_scoring(reward, select_rows({"completions": completions, **columns}, count, rows))

@@ -40,12 +40,7 @@ class EnvironmentSteps(Checked):
     score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
-        """`B` scores; None where the environment paid nothing, not even 0.
-
-        Raises:
-            RewardError: There are no environments, or one has no rewards by step.
-            PluginOutputError: There are steps that no turn can have taken.
-        """
+        """`B` scores; None where the environment paid nothing, not even 0; a `RewardError` where it has no steps."""
         environments = columns.get("environments")
         if environments is None:
             raise RewardError("environment_steps needs an environment: give the trainer an environment_factory.")
@@ -88,7 +83,6 @@ def steps_of(environment: Any) -> list[Step]:
 
 
 def _turns_of(steps: Sequence[Step], turns: Sequence[Exchange]) -> list[int] | None:
-    """The turn of each step; None if they cannot be found."""
     calls = [(turn, str(call.get("name"))) for turn, (message, _) in enumerate(turns) for call in tool_calls(message)]
     if all(name is not None for name, _ in steps):
         left = iter(calls)

@@ -74,7 +74,6 @@ class JSONSchema(Judged):
         self._pool = WorkerPool(task, name="json_schema")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no schema."""
         if self.schema is None:
             advice = "Give json_schema a schema, or name the column that has each row's."
             column = checked_column("json_schema", self.column, columns, len(completions), advice)
@@ -172,7 +171,6 @@ def _draft(schema: Any) -> Any:
 
 
 def _checked_schema(schema: Any) -> Any:
-    """The schema as JSON has it; a `ConfigurationError` where it cannot be read or is none."""
     exceptions = optional_module("json_schema", "jsonschema.exceptions")
     try:
         if isinstance(schema, str | Path):

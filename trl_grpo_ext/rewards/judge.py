@@ -141,7 +141,6 @@ class Judge(Judged):
         return {**vars(self), "_process": None, "_client": None, "_places": None, "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
         asyncio.run_coroutine_threadsafe(self._start(self._asks(completions, columns)), reward_loop())
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> Any:
@@ -155,11 +154,9 @@ class Judge(Judged):
         return self._scored(judgements, columns)
 
     async def judge(self, completions: Sequence[Any], **columns: Any) -> Any:
-        """The outcomes of `B` completions; parameters and errors as in a call, except the policy's."""
         return (await self._judged(completions, columns))[0]
 
     def _asks(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[str | None]:
-        """What is asked about each completion; None where it is too long."""
         texts = [completion_text(completion) for completion in completions]
         count = len(texts)
         filled: dict[str, Sequence[Any]] = {"completion": texts, "prompt": [""] * count}
@@ -205,7 +202,6 @@ class Judge(Judged):
         return judgements, replies
 
     def _without(self, outcome: Outcome, detail: str) -> Judgement:
-        """A judgement without a verdict."""
         return Judgement(outcome, detail, self._in_parts([0.0] * len(self._criteria)))
 
     def _in_parts(self, answers: Sequence[float]) -> float:
@@ -217,17 +213,14 @@ class Judge(Judged):
         return Parts([Part(criterion.name, answer, criterion.weight) for criterion, answer in pairs], mean)
 
     def _tasks(self, asks: Sequence[str | None]) -> dict[str, asyncio.Task[_Reply]]:
-        """One task for each different request: the one that has started, or a fresh one."""
         if self._process != os.getpid():  # a fork or an unpickled copy makes its own client
             self._process = os.getpid()
             self._places = asyncio.Semaphore(self.concurrency)
             self._started = {}
-            self._client = optional_module("judge", "openai").AsyncOpenAI(
-                base_url=self.base_url,
-                api_key=os.environ.get(self.api_key_env) or "none",
-                max_retries=self.retries,
-                timeout=self.timeout,
-            )
+            limits = {"max_retries": self.retries, "timeout": self.timeout}
+            key = os.environ.get(self.api_key_env) or "none"
+            client = optional_module("judge", "openai").AsyncOpenAI
+            self._client = client(base_url=self.base_url, api_key=key, **limits)
             loop = asyncio.get_running_loop()
             weakref.finalize(self, _close, self._client, loop, self._process).atexit = False
         different = [ask for ask in dict.fromkeys(asks) if ask is not None]
@@ -291,13 +284,12 @@ class Judge(Judged):
         finish = getattr(choice, "finish_reason", None)
         refusal = getattr(message, "refusal", None)
         text = str(refusal or getattr(message, "content", None) or "")[:_LONGEST_REPLY]
-        if refusal or finish == "content_filter":
-            judgement = self._without(Outcome.UNREADABLE, f"the judge declined: {shown(text)}")
-        else:
-            try:
-                judgement = Judgement(Outcome.SCORED, score=self._in_parts(self._answers(text, finish == "length")))
-            except (ValueError, RefusedError, AmbiguousError) as error:
-                judgement = self._without(Outcome.UNREADABLE, f"{error}: {shown(text)}")
+        try:
+            if refusal or finish == "content_filter":
+                raise ValueError("the judge declined")
+            judgement = Judgement(Outcome.SCORED, score=self._in_parts(self._answers(text, finish == "length")))
+        except (ValueError, RefusedError, AmbiguousError) as error:
+            judgement = self._without(Outcome.UNREADABLE, f"{error}: {shown(text)}")
         usage = getattr(completion, "usage", None)
         tokens = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
         return _Reply(judgement, text, seconds, *tokens)

@@ -46,10 +46,7 @@ class Lines(Comparing):
     advice = "It has a list of answers for each row; `column` names another."
     declares = RewardDeclaration(
         reference_column="lines",
-        conformance={
-            "columns": {"lines": [["18", "eggs"]]},
-            "completions": ["18\neggs", "17\neggs", "17\n", "eggs 18"],
-        },
+        conformance={"columns": {"lines": [["18", "eggs"]]}, "completions": ["18\neggs", "17\neggs", "17\n"]},
     )
 
     column: str = text("lines")
@@ -71,7 +68,6 @@ class Lines(Comparing):
         return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
 
     def _parts(self, text: str, right: Sequence[Any], found: Sequence[tuple[int, int, int]]) -> Parts:
-        """Each line's score and place; `found` has a line's number, beginning and end."""
         places: dict[int, list[tuple[int, int]]] = {number: [] for number in range(1, len(right) + 1)}
         for number, start, end in found:
             if number in places:

@@ -136,7 +136,6 @@ class MathAccuracy(Judged):
         return self._scored([reading.judgement for reading in readings], logs)
 
     def judge(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
 
     def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
@@ -152,7 +151,6 @@ class MathAccuracy(Judged):
         return [read.get(reference, ("", str(reference))) for reference in references]
 
     def start_workers(self) -> None:
-        """Start the worker processes' imports in the background; else the first call does."""
         self._pool.start()
 
     def close(self) -> None:
@@ -178,7 +176,6 @@ class MathAccuracy(Judged):
         return readings
 
     def _decided(self, text: str, reference: Any) -> _Reading | _Question:
-        """The verdict if no worker is needed, else the question to the workers."""
         ends = [delimiter for delimiter in self.reasoning_delimiters or () if delimiter in text]
         if self.reasoning_delimiters and not ends:
             return _Reading(Judgement(Outcome.NO_ANSWER, "the reasoning does not end"))

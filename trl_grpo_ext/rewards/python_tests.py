@@ -93,7 +93,6 @@ class PythonTests(Judged):
             )
 
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
-        """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`."""
         count = len(completions)
         advice = "Rename the column that holds the unit tests to 'tests'."
         tests = checked_column(self.__name__, "tests", kwargs, count, advice)
@@ -152,7 +151,6 @@ class PythonTests(Judged):
         return judgement, passed
 
     def _judgement(self, run: Run, passed: set[int], plan: Plan) -> Judgement:
-        """What one run says, where these tests have passed already."""
         failure = _failure(run)
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
@@ -253,7 +251,6 @@ def _refused(run: Run) -> Judgement | None:
 
 
 def _failure(run: Run) -> Judgement | None:
-    """What went wrong with the processes, apart from the tests."""
     ended = {
         "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
         "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),

@@ -62,7 +62,7 @@ class ReasoningGym(Judged):
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
             "columns": {
                 "task": ["basic_arithmetic"],
-                "entry": ['{"question": "3 + 4 =", "answer": "7", "metadata": {}}'],
+                "entry": ['{"question": "3 + 4", "answer": "7", "metadata": {}}'],
             },
         }
     )
@@ -156,7 +156,6 @@ def _give_up_rights() -> None:
 
 @functools.lru_cache(maxsize=64)
 def _dataset(task: str, config: str, **drawn: int) -> Any:
-    """The task's data set, or why there is none."""
     gym = importlib.import_module("reasoning_gym")
     try:
         return gym.create_dataset(task, **json.loads(config), **drawn)

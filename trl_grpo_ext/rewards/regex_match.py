@@ -59,7 +59,6 @@ class RegexMatch(Judged):
         self._pool = WorkerPool(functools.partial(find_matches, self.pattern, self.count), name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))

@@ -1,18 +1,15 @@
 r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large to be parsed.
 
 Most completions end in `\boxed{18}` and most references are `18`: then the verdict follows from the regular expressions
-of math-verify 0.9 with TRL's settings and its rule for comparing numbers. Where that proves nothing, `verdict` is None.
-
-- A box decides wherever there is one, but for an expression between "final answer is" and "I hope".
-- A percent sign counts only after an environment: texts with one after the box are left.
-- Without a box, a match needs the word "answer" and the beginning of an environment.
-- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal: near pairs are left.
+of math-verify 0.9 with TRL's settings and its rule for comparing numbers. A box decides wherever there is one, but for
+an expression between "final answer is" and "I hope"; a percent sign counts only after an environment; without a box, a
+match needs the word "answer" and the beginning of an environment; near decimals are rounded to 6 places.
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...guard.outcomes import Outcome
 from .._judged import too_long
@@ -43,15 +40,10 @@ _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
 # Two numbers that are equal when rounded to 6 places are nearer than 1e-6. The rest is for binary floating point.
 _MARGIN = Fraction(2, 10**6)
 
-DEEPEST = 40
-"""Brackets within brackets. math-verify's parser needs a dozen Python frames for each, and a second for a hundred."""
-
+DEEPEST = 40  # brackets within brackets: math-verify's parser needs a dozen Python frames for each
 MOST_POWERS = 8  # exponents within exponents, in which its parser's time is exponential
-
-MOST_DIGITS = 2_000  # digits in a row. Python itself refuses to read an integer of more than 4300
-
-LONGEST_ANSWER = 3_000
-"""Characters in a box. Its parser takes up to a millisecond for each; answers of people have a hundred at most."""
+MOST_DIGITS = 2_000  # digits in a row: Python itself refuses to read an integer of more than 4300
+LONGEST_ANSWER = 3_000  # characters in a box: its parser takes up to a millisecond for each
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
 _BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?\^?\\?[{}()\[\]]")
@@ -64,8 +56,7 @@ _ENDS = re.compile(r"\$|\\[\])]")
 _OPEN_BRACKET = re.compile(r"\s\[")
 
 
-@dataclass(frozen=True)
-class PlainNumber:
+class PlainNumber(NamedTuple):
     """A number as it was written, without currency, units and box, and whether it has a decimal point."""
 
     text: str
@@ -113,13 +104,11 @@ def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
 
 
 def excess_of_reference(reference: str, max_characters: int) -> str | None:
-    """Say why a reference is too much to be parsed, or None where it is not."""
     size = len(reference)
     return too_long(size, max_characters) if size > max_characters else _excess(reference)
 
 
 def excess_of_completion(text: str, max_characters: int) -> str | None:
-    """Say why a completion is too much to be parsed, or None where it is not."""
     if len(text) > max_characters:
         return too_long(len(text), max_characters)
     if (box := only_box(text)) is None:

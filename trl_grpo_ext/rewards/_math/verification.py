@@ -61,8 +61,7 @@ _is_expr_of_only_symbols = grader.is_expr_of_only_symbols
 MOST_BITS = 4_000_000
 MOST_TERMS = 3_000
 MOST_FUNCTIONS = 3
-_EXACT_BITS = 1_000
-"""Smaller numbers, all of which a float can hold, are worked out; of larger ones only the size is kept."""
+_EXACT_BITS = 1_000  # smaller numbers, all of which a float can hold, are worked out
 
 Size = Fraction | float | None  # an exact value, the bits of one, or None where no exact value is made
 
@@ -70,9 +69,8 @@ Size = Fraction | float | None  # an exact value, the bits of one, or None where
 def check(job: Mapping[str, Any]) -> dict[str, str]:
     """Judge `answer`, a completion's text, or without one see whether `reference` alone can be parsed and compared.
 
-    Equal texts are right without being parsed, as they are to math-verify, which compares texts last. Of a reference
-    alone that is in order the outcome is "scored". Sympy's own spelling is not asked for: writing out a million digits
-    never returns.
+    Equal texts are right without being parsed. Of a reference alone that is in order the outcome is "scored". Sympy's
+    own spelling is not asked for: writing out a million digits never returns.
     """
     with replaced():
         return _checked(job)
@@ -184,10 +182,7 @@ def _refuse_numbers_in_a_row(parser: Any) -> None:
 
 
 def _different(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
-    """Whether two differ although math-verify takes them as equal.
-
-    It compares exact fractions by `evalf(chop=True)`, and reads `1010_2` as 1010, whatever the base.
-    """
+    """Whether two differ although math-verify, which chops fractions and leaves out bases, takes them as equal."""
     bases = [isinstance(read[-1], str) and _BASED.fullmatch(read[-1]) for read in (gold, answer)]
     if bases[0] and bases[1] and bases[0].groups() != bases[1].groups():
         return True
@@ -260,11 +255,10 @@ def _shown(parsed: Any) -> str:
 
 
 class _TooMuchError(Exception):
-    """The message says of what the expression asks for too much."""
+    pass
 
 
 def excess_of_work(parsed: Sequence[Any]) -> str | None:
-    """Say of what these expressions ask for too much, or None where they do not."""
     nodes = list(parsed)
     for node in nodes:  # grows meanwhile: parents before children, without recursion, since sums nest deeply
         nodes.extend(_children(node))
@@ -341,8 +335,7 @@ def _factorial(number: Size) -> Size:
 def _choices(total: Fraction, chosen: Fraction) -> Size:
     if total.denominator != 1 or chosen.denominator != 1 or not 0 <= chosen <= total:
         return None
-    few = min(chosen, total - chosen)
-    bits = min(float(total), float(few) * math.log2(max(2.0, float(total))))
+    bits = min(float(total), float(min(chosen, total - chosen)) * math.log2(max(2.0, float(total))))
     return Fraction(math.comb(int(total), int(chosen))) if bits < _EXACT_BITS else bits
 
 
@@ -401,7 +394,6 @@ _FORMS = r"""
 \begin{pmatrix}1&2\\3&4\end{pmatrix} :: \begin{bmatrix}1&2\\3&5\end{bmatrix} ¦ \text{yes} :: \text{(B)}
 50\% :: 18 \text{ cm} ¦ \pm 2 :: 2 \text{ or } -2
 """
-"""Pairs of the usual forms."""
 
 
 _PAIRS = [pair.split(" :: ") for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]

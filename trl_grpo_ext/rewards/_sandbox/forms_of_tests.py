@@ -136,7 +136,6 @@ _MODULES = {name: name for name in f"{_USED} statistics unittest pytest numpy".s
 
 
 def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
-    """Whether a name is used for its attributes alone."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     used = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     return len(used) == sum(isinstance(node, ast.Attribute) and node.value in used for node in nodes)
@@ -320,7 +319,6 @@ def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
 
 
 def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> set[str]:
-    """The names that get a value of the solution by this node."""
     pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         pairs = [(target, node.value) for target in node.targets]

@@ -209,7 +209,6 @@ def _exact(kind: Any, value: Any) -> Any:
 
 
 def owner_of(kind: type, name: str) -> Any:
-    """The class that defines a name; None if there is none or it sets the name to None."""
     for base in type.__dict__["__mro__"].__get__(kind):
         if name in vars(base):
             return None if vars(base)[name] is None else base
@@ -242,7 +241,6 @@ def _drain(stream: Any) -> str:
 
 
 def hold(requests: int, replies: int) -> None:
-    """Hold a solution until the tests' process has closed the conversation."""
     for name in ("stdout", "stderr"):
         setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True))
     side = Solution(requests, replies)

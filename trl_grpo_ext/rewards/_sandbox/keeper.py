@@ -200,9 +200,8 @@ class _Keeper:
                 hostile.hold(requests, replies)
                 os._exit(0)
             os.closerange(requests, out)
-            sys.stdin, sys.stdout = sys.__stdin__, sys.__stdout__ = tuple(  # type: ignore[misc, assignment]
-                open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
-            )
+            sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
+            sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
             atexit._clear()
             try:
                 hostile.run_program(job["code"], _reporting(out))

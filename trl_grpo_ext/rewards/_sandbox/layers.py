@@ -57,9 +57,9 @@ _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 
 def isolate(
     folders: list[str], memory_mb: int, cpu_seconds: float, parent: int, libraries: list[str], counted: bool = False
 ) -> list[str]:
-    """Give up all rights that this machine lets a process give up, for good, and say which layers hold.
+    """Give up all rights but to write in `folders` and read `libraries`, and say which layers hold.
 
-    It may write in `folders` and read `libraries`; `counted` says whether its parent counts what it writes.
+    `counted` says whether its parent counts what it writes.
     """
     holds = ["memory"] if _limit(memory_mb, cpu_seconds) else []
     if sys.platform != "linux":
@@ -149,7 +149,6 @@ _Line = tuple[int, int, int, int]
 
 
 def _filter_program(numbers: dict[str, int]) -> list[_Line]:
-    """The seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
     allow, kill = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x80000000)
     refuse, absent = (0x06, 0, 0, 0x50000 | _EPERM), (0x06, 0, 0, 0x50000 | _ENOSYS)
 

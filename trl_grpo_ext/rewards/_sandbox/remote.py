@@ -45,7 +45,6 @@ class WrongError(BaseException):
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """A special method of a remote class, or of the class of one."""
 
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if name == "__call__":
@@ -166,7 +165,6 @@ def _of_solution(name: str) -> Any:
 
 
 def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: list[Any], content: Any) -> Any:
-    """The class that another one over there is here, from its description."""
     if not (type(name) is str and type(module) is str and set(own) <= set(OPERATORS)):
         raise ViolationError("no class")
     held = (*_IMMUTABLE, BaseException)

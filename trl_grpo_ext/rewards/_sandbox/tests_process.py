@@ -126,7 +126,6 @@ class Side(wire.Conversation):
         self._open.clear()
 
     def run(self, plan: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-        """Run the plan's tests (`forms_of_tests`), and report on each."""
         names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
         for number, test in enumerate(plan["tests"]):
             self.fresh()
@@ -206,7 +205,6 @@ class Side(wire.Conversation):
         return value
 
     def _holds(self, token: int) -> bool:
-        """End an assertion: whether it says something."""
         [(comparisons, faults, empty), *_] = self._open[token:] or [({}, [], self.empty)]
         faults += [self._fault(site, sides) for site, sides in comparisons.items()]
         del self._open[token:]
@@ -235,7 +233,6 @@ class Side(wire.Conversation):
         return (self._holds(token) and held) or self._goes_on("an assert failed")
 
     def value(self, token: int, value: Any) -> Any:
-        """The condition of an `if` that raises."""
         self._holds(token)
         return value
 
@@ -268,7 +265,6 @@ class Side(wire.Conversation):
         return call
 
     def failing(self, error: Any) -> Any:
-        """What an assert that does not hold raises."""
         self.failed.append(error)
         return error
 
@@ -362,7 +358,6 @@ class Side(wire.Conversation):
                 getattr(sys, what).write(text)
 
     def perform(self, what: Any, *arguments: Any) -> Any:
-        """Do what the solution asks for, of an object that it was lent."""
         if what in ("input", "read", "readline"):
             return {"input": input, "read": sys.stdin.read, "readline": sys.stdin.readline}[what](*arguments)
         value, name, *rest = arguments
@@ -444,7 +439,6 @@ class Side(wire.Conversation):
 
 
 def _named(value: Any) -> tuple[str, str] | None:
-    """Where a class or function of a library is found, if it is one."""
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
     if not isinstance(module, str) or module.partition(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
         return None
@@ -452,7 +446,6 @@ def _named(value: Any) -> tuple[str, str] | None:
 
 
 def _described(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a decorator wants to know of a function."""
     known = {name: getattr(function, name) for name in (*functools.WRAPPER_ASSIGNMENTS[:4], "__annotations__")}
     signature = inspect.signature(function, follow_wrapped=False)
     parts = [(one.name, int(one.kind), one.default, one.annotation) for one in signature.parameters.values()]
@@ -460,7 +453,6 @@ def _described(function: types.FunctionType) -> tuple[Any, ...]:
 
 
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
-    """What the solution may do with an object of the tests: operators, and whether attributes."""
     kind = type(value)
     if isinstance(value, type):
         return ("__call__",), value.__module__ == "tests"
@@ -595,7 +587,6 @@ def _prepare_modules() -> None:
 
 
 def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report: Any) -> None:
-    """Load the solution, run the plan's tests (`forms_of_tests`), and report on each."""
     side = remote.SIDE = Side(requests, replies, shared, job["own_copies"], job["seen"])
     vars(builtins)["__judge__"] = side
     warnings.simplefilter("ignore")

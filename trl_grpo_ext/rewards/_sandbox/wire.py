@@ -158,7 +158,6 @@ def find_by_name(module: Any, name: str) -> Any:
 
 
 def exception_class(kind: type) -> type[BaseException] | None:
-    """The class itself if it is an exception of the standard library, else None."""
     module = str(kind.__module__)
     known = module.partition(".")[0] in sys.stdlib_module_names and issubclass(kind, BaseException)
     return kind if known and find_by_name(module, kind.__qualname__) is kind else None
@@ -233,7 +232,6 @@ class Codec:
         self._numbers[id(value)] = number
 
     def unpack(self, message: Json) -> Any:
-        """Decode a message, and bring the twins that it speaks of up to date."""
         try:
             payload, changes, forgotten = message
             for number in forgotten:
@@ -265,7 +263,6 @@ class Codec:
         return self.from_opaque(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
-        """Fill the container of this number that is there, or a new one."""
         row = _READ_CONTAINER[tag]
         value = row[2](encoded)
         if type(number) is not int or number < 0:
@@ -300,7 +297,6 @@ class Codec:
 
 
 def _references(twins: dict[int, list[Any]]) -> list[tuple[int, int]]:
-    """How often each twin is referred to, by whatever this needs to look at it as well."""
     return [(number, sys.getrefcount(twin[0])) for number, twin in twins.items()]
 
 
@@ -361,7 +357,6 @@ class Conversation(Codec):
                 raise value
 
     def answer(self, packed: Json, news: Json) -> None:
-        """Do what a message asks for, and send the result or what was raised."""
         try:
             question = self.unpack(packed)
             self.take_note(None if news is None else self.unpack(news))

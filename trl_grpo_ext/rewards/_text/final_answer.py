@@ -455,7 +455,9 @@ def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = Fal
             return power and Number(position, power.end(), None, None, aside=False, operand=True)
         stop = _sentence_end(text, words.end, end)
         vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
-        return None if vague else _alone(text, words, start, end, is_box)
+        if vague:
+            return None
+        return _operand(words) if _is_operand(text, words, start, end, in_box=is_box) else words
     is_label = number.aside and number.value is not None and text[number.end : number.end + 1] in (".", ")")
     if number.start >= end or is_label:
         return None
@@ -463,10 +465,6 @@ def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = Fal
     if not opens_equation and not _is_operand(text, number, start, end, in_box=is_box):
         return number
     return _result(text, number, start, end, is_box) or _operand(number)
-
-
-def _alone(text: str, number: Number, start: int, end: int, is_box: bool = False) -> Number:
-    return _operand(number) if _is_operand(text, number, start, end, in_box=is_box) else number
 
 
 def _operand(number: Number) -> Number:
@@ -513,7 +511,8 @@ def _last_number(text: str, start: int, end: int, denied: Any = None, *, is_box:
                 aside = aside or (None if _is_denied(text, number, start, end) else number)
             elif not _is_denied(text, number, start, end):
                 if number.value not in denied:
-                    return _bold_on_line_of(text, number, start, end) or _alone(text, number, start, end, is_box)
+                    is_part = _is_operand(text, number, start, end, in_box=is_box)
+                    return _bold_on_line_of(text, number, start, end) or (_operand(number) if is_part else number)
             elif number.value is not None:
                 before, after = text[max(0, number.start - 80) : number.start], text[number.end : number.end + 80]
                 if _STATED_BEFORE.search(before) or _STATED_AFTER.match(after):
@@ -538,10 +537,7 @@ def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number 
 
 
 def _is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool = False) -> bool:
-    """Whether `number` is only a part of an expression in `text[start:end]`, a box or the whole text.
-
-    In a box "18!" is a factorial and "5-7" a difference; in prose they are an exclamation and a range.
-    """
+    """Whether `number` is only a part of an expression: "18!" in a box is a factorial, in prose an exclamation."""
     before = text[max(start, number.start - _BESIDE) : number.start]
     after = text[number.end : min(end, number.end + _BESIDE)]
     commands = list(_commands_around(before))
@@ -554,7 +550,6 @@ def _is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool
 
 
 def _is_denied(text: str, number: Number, start: int, end: int) -> bool:
-    """Whether `text[start:end]` says that it is not `number`."""
     before = _last_line(text[max(start, number.start - _BESIDE) : number.start])
     before = _OPENING.sub("", before) + " "
     return bool(_DENIED_BEFORE.search(before) or _DENIED_AFTER.match(text, number.end, min(end, number.end + _BESIDE)))
@@ -657,7 +652,6 @@ def number_at(text: str, position: int) -> Number | None:
 
 
 def numbers_from_end(text: str, start: int, end: int) -> Iterator[Number]:
-    """Read the numbers of `text[start:end]`, the last one first."""
     return map(_number, reversed(list(_NUMBER.finditer(text, start, end))))
 
 

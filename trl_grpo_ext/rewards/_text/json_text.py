@@ -28,11 +28,7 @@ class AmbiguousError(Exception):
 
 
 def find_json(text: str, extract: str) -> tuple[int, int] | None:
-    """Where a completion's JSON begins and ends; None if it has none.
-
-    "fence": inside the last closed fence marked `json`, or else the last unmarked one. "whole": the whole completion.
-    "last": the last closed object that is not part of another value and parses.
-    """
+    """Where a completion's JSON begins and ends; None if it has none."""
     if extract == "last":
         return _last_object(text)
     start, end = 0, len(text)
@@ -83,10 +79,7 @@ def depth_of(text: str) -> int:
 
 
 def read_json(text: str, max_depth: int, *, unique: bool = True) -> Any:
-    """Parse JSON strictly: NaN and Infinity are none, an object has each key once, numbers fit a finite double.
-
-    Without `unique`, a key may be repeated, and the last one counts.
-    """
+    """Parse JSON strictly: no NaN or Infinity, numbers fit a finite double, and if `unique`, keys are not repeated."""
     deepest = depth_of(text)
     if deepest > max_depth:
         raise RefusedError(f"nested {deepest} deep, more than max_depth, {max_depth}")
@@ -195,10 +188,7 @@ def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, rela
 
 
 def fences(text: str) -> list[tuple[str, int, int, bool]]:
-    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed.
-
-    Linear in the text.
-    """
+    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed."""
     blocks: list[tuple[str, int, int, bool]] = []
     fence = ""
     start = 0
