@@ -49,9 +49,7 @@ def test_steps_of_calls_that_ran() -> None:
     assert paid([1.0, 2.0], failed) == (3.0, {1: 1.0, 2: 2.0})  # the last one's answer did not fit
     assert paid([1.0], failed) == (1.0, {1: 1.0})
     assert paid([0.5, 1.0, 2.0], failed) == (3.5, {0: 0.5, 1: 1.0, 2: 2.0})
-
-
-def test_recorded_steps_are_found_by_name() -> None:
+    # Recorded steps are found by name.
     mixed = said((["search", "move"], ["x", "1"]), (["search"], ["y"]), (["move"], []))
     assert paid([("move", 1.0), ("move", 2.0)], mixed) == (3.0, {0: 1.0, 2: 2.0})
     with pytest.raises(PluginOutputError):

@@ -146,13 +146,10 @@ def test_hostile_json_has_an_outcome() -> None:
         assert [repr(text)[:80] for text, seen in zip(texts, found, strict=True) if seen != outcome] == []
 
 
-def test_json_schema_that_never_ends() -> None:
+def test_json_schema_that_never_ends_or_raises() -> None:
     texts = ['"' + "a" * 50 + '!"', '"aaa"', '"' + "a" * 60 + '!"', '"b"']
     assert outcomes({"pattern": "^(a+)+$"}, texts, timeout=0.5) == ["timeout", "right", "timeout", "wrong"]
     assert outcomes({"uniqueItems": True}, ["[" + "{}," * 30_000 + "1]"], timeout=20) == ["wrong"]
-
-
-def test_json_schema_refuses_huge_numbers() -> None:
     huge = "1" * 401
     assert outcomes({"type": "number", "multipleOf": 0.01}, [huge, "12.34", "0.001"]) == ["refused", "right", "wrong"]
     assert outcomes(True, ["[" * 30_000 + "]" * 30_000], max_depth=10**6) == ["refused"]

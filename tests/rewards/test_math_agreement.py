@@ -58,7 +58,7 @@ def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
 
 
-def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
+def test_departure_the_last_message_counts_and_endless_references_do_not(reward: MathAccuracy) -> None:
     messages = [
         {"role": "assistant", "content": "Let me think: \\boxed{17}"},
         {"role": "user", "content": "Are you sure?"},
@@ -68,10 +68,6 @@ def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
     with pytest.raises(TypeError):
         accuracy_rewards.accuracy_reward(["\\boxed{18}"], ["18"])
     assert reward(completions=[messages, "\\boxed{18}"], solution=["18", "18"]) == [1.0, 1.0]
-
-
-def test_departure_an_endless_reference_is_none(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=0.3)
     assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
 
 

@@ -49,30 +49,25 @@ UNJUDGED: list[Any] = [
 ]
 MEANT = "try:\n    assert f(1) == 2\nexcept AssertionError:\n    pass\nelse:\n    raise ValueError"  # to fail
 SWALLOWED = "try:\n    assert f(1) == 2\nexcept Exception as e:\n    print('failed', e)"
+PRINTS = "print(sum(map(int, input().split())))"
 VERDICTS: list[tuple[str, Any, Outcome]] = [
-    (RIGHT, ADD, Outcome.RIGHT),
-    ("def add(a, b): return a - b", ADD, Outcome.WRONG),
-    ("def add(a, b): return a + b\n1 / 0", ADD, Outcome.WRONG),
-    ("def add(a, b", ADD, Outcome.NO_ANSWER),
-    ("", ADD, Outcome.NO_ANSWER),
-    ("x = '\0'", ADD, Outcome.NO_ANSWER),
-    ("x = '\ud800'", ADD, Outcome.NO_ANSWER),
-    (RIGHT, HUMAN_EVAL + "\ncheck(add)", Outcome.RIGHT),
+    *((RIGHT, tests, Outcome.RIGHT) for tests in (ADD, HUMAN_EVAL + "\ncheck(add)")),
     ("def add(a, b): return int(a + b)", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-    ("print(sum(map(int, input().split())))", SUM, Outcome.RIGHT),
-    ("print(sum(map(int, input().split())), 'is the sum')", SUM, Outcome.WRONG),
-    ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUM, Outcome.WRONG),
-    ("print(sum(map(int, input().split())))\nexit()\n1 / 0", SUM, Outcome.RIGHT),
-    ("def main():\n  print(sum(map(int, input().split())))\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
-    ("print(", SUM, Outcome.NO_ANSWER),
-    ("while True: pass", ADD, Outcome.TIMEOUT),
-    ("def add(a, b):\n  while True: pass", ADD, Outcome.TIMEOUT),
-    ("while True: pass", SUM, Outcome.TIMEOUT),
-    ("x = 'a' * 10**10", ADD, Outcome.DIED),
-    ("def add(a, b): return 'a' * 10**10", ADD, Outcome.DIED),
-    ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
-    ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
-    ("def add(a, b): return print(sys.exit())", ADD, Outcome.WRONG),
+    *(
+        (code, ADD, Outcome.WRONG)
+        for code in ("def add(a, b): return a - b", RIGHT + "\n1 / 0", RIGHT + "\nsys.exit()")
+    ),
+    *((code, ADD, Outcome.NO_ANSWER) for code in ("def add(a, b", "", "x = '\0'", "x = '\ud800'")),
+    *((code, ADD, Outcome.TIMEOUT) for code in ("while True: pass", "def add(a, b):\n  while True: pass")),
+    *((code, ADD, Outcome.DIED) for code in ("x = 'a' * 10**10", "def add(a, b): return 'a' * 10**10")),
+    *(
+        (code, ADD, Outcome.DIED)
+        for code in ("import ctypes\nctypes.string_at(0)", "import os\nos.kill(os.getpid(), 9)")
+    ),
+    *((code, SUM, Outcome.RIGHT) for code in (PRINTS, PRINTS + "\nexit()\n1 / 0")),
+    (f"def main():\n  {PRINTS}\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
+    *((code, SUM, Outcome.WRONG) for code in (PRINTS + "\nprint('is the sum')", PRINTS + "\nraise SystemExit(1)")),
+    *(("print(", SUM, Outcome.NO_ANSWER), ("while True: pass", SUM, Outcome.TIMEOUT)),
     *(("def f(x): return 1", [MEANT], Outcome.RIGHT), ("def f(x): return 2", [MEANT], Outcome.WRONG)),
     *(("def f(x): return 2", [SWALLOWED], Outcome.RIGHT), ("def f(x): raise ValueError", [SWALLOWED], Outcome.WRONG)),
     *((RIGHT, tests, Outcome.UNPARSEABLE) for tests in UNJUDGED),

@@ -1,15 +1,15 @@
 """A sequence-classification model as a reward: toxicity, sentiment, a topic, or a reward model with one output."""
 
-import contextlib
 import functools
 import importlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
@@ -130,7 +130,9 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
     sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides)
     made = transformers.AutoModelForSequenceClassification
-    with _no_sharding():
+    deepspeed = importlib.import_module("transformers.integrations.deepspeed")
+    # Without ZeRO-3, which would shard the model over ranks that then wait for each other.
+    with mock.patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None):
         model, report = made.from_pretrained(name, dtype="auto", output_loading_info=True)
     untrained = sorted([*report["missing_keys"], *map(str, report.get("mismatched_keys", ()))])
     if untrained:
@@ -141,17 +143,3 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
         model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
     rank = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
     return model.to(device or rank).eval().requires_grad_(False), tokenizer
-
-
-@contextlib.contextmanager
-def _no_sharding() -> Iterator[None]:
-    """Load without DeepSpeed ZeRO-3, which would shard the model over ranks that then wait for each other."""
-    deepspeed = importlib.import_module("transformers.integrations.deepspeed")
-    held = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
-    config = held() if held is not None else None
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            deepspeed.set_hf_deepspeed_config(config)

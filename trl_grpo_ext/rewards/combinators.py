@@ -4,6 +4,7 @@ Their children are reward functions of any form, including async, and are checke
 """
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -255,12 +256,8 @@ def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, 
     changed = dict(columns)
 
     def own(path: str) -> str:  # `outcomes/NAME/right`, `judge/NAME/seconds`; of a column, `NAME_outcome`
-        parts = path.split("/")
-        for place in reversed(range(len(parts))):
-            if parts[place] == name or parts[place].startswith((f"{name}.", f"{name}_")):
-                parts[place] = f"{owner}.{parts[place]}"
-                break
-        return "/".join(parts)
+        last = rf"(.*/)?({re.escape(name)}(?:[._][^/]*)?)(?=/|$)"
+        return re.sub(rf"^{last}", lambda found: f"{found[1] or ''}{owner}.{found[2]}", path)
 
     if (log_metric := columns.get("log_metric")) is not None:
         changed["log_metric"] = lambda path, value: log_metric(own(path), value)

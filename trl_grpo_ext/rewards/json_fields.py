@@ -54,8 +54,8 @@ class JSONFields(Comparing):
     declares = RewardDeclaration(
         reference_column="fields",
         conformance={
-            "columns": {"fields": ['{"answer": 18, "unit": {"name": "eggs"}}']},
-            "completions": [f"```json\n{said}\n```" for said in ('{"answer": 18, "unit": {}}', '{"answer": 17}', "18")],
+            "columns": {"fields": ['{"answer": 18, "unit": "eggs"}']},
+            "completions": ['```json\n{"answer": 18, "unit": "eggs"}\n```', '```json\n{"answer": 17}\n```', "18"],
         },
     )
 

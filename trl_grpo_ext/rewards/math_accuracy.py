@@ -3,7 +3,7 @@
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
@@ -19,25 +19,18 @@ _LONGEST_SHOWN = 500
 _MOST_REFERENCES = 10_000
 _CHECK = f"{__package__}._math.verification:check"
 
-Pair = tuple[str, str | None]
-"""A reference, and the text in which the answer is looked for; None asks for the reference alone."""
+Pair = tuple[str, str | None]  # a reference, and where the answer is looked for; None asks for the reference alone
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """One completion's judgement, and the answers read from reference and completion."""
-
+class _Reading(NamedTuple):
     judgement: Judgement
-    gold: str = ""
+    gold: str = ""  # as it was read
     found: str = ""
 
 
-@dataclass(frozen=True)
-class _Question:
-    """What the workers are asked about a completion. It is `refused` unless its reference proves to be unreadable."""
-
-    pair: Pair
-    refused: str = ""
+class _Question(NamedTuple):
+    pair: Pair  # that the workers are asked about
+    refused: str = ""  # unless the reference proves to be unreadable
 
 
 class _MathVerify:
@@ -65,14 +58,10 @@ class MathAccuracy(Judged):
     `died` (twice, or out of memory) and `refused` (the answer asks for too much) 0.0; `error` raises. If a pair has no
     verdict, the reference is tried alone, once, to find which of the two is at fault.
 
-    All times are CPU seconds of a worker, and each completion has its own, so a verdict depends neither on the rest of
-    the batch nor on what else the machine does.
-
     Args:
-        timeout: CPU seconds for one completion. An ordinary pair takes 1 to 20 milliseconds, an integral about a
-            second.
-        workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
-            start with `load_rewards` or `start_workers`, else with the first completion that needs one.
+        timeout: CPU seconds for one completion, whatever the rest of the batch and the machine do. An ordinary pair
+            takes 1 to 20 milliseconds, an integral about a second.
+        workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
         max_characters: Longer completions are `refused`, longer references unparseable.
         outcomes: Values of outcomes, by name: a number, None, or "raise".

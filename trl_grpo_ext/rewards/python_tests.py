@@ -22,6 +22,13 @@ from ._text.json_text import fences
 
 _PYTHON = ("python", "python3", "py")
 _ENDED = "the process ended before its tests did"
+_ENDINGS = {
+    "timeout": (Outcome.TIMEOUT, "it takes too long"),
+    "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
+    "storage": (Outcome.DIED, "it stored too much"),
+    "threads": (Outcome.DIED, "it started too many threads"),
+    "output": (Outcome.WRONG, "it printed or handed over too much"),
+}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -251,15 +258,9 @@ def _refused(run: Run) -> Judgement | None:
 
 
 def _failure(run: Run) -> Judgement | None:
-    ended = {
-        "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
-        "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
-        "storage": (Outcome.DIED, "it stored too much"),
-        "threads": (Outcome.DIED, "it started too many threads"),
-        "output": (Outcome.WRONG, "it printed or handed over too much"),
-    }
-    if run.ended in ended:
-        return Judgement(*ended[run.ended])
+    if run.ended in _ENDINGS:
+        outcome, said = _ENDINGS[run.ended]
+        return Judgement(outcome, f"{said} ({run.seconds:.1f} s)")
     unread = next((message["unread"] for message in run.messages if "unread" in message), None)
     if unread is not None:
         return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
@@ -270,10 +271,9 @@ def _failure(run: Run) -> Judgement | None:
     if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
     for message in run.messages:
-        if message.get("gone") == "closed":
-            return Judgement(Outcome.WRONG, _ENDED)
-        if message.get("gone"):
-            return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
+        if gone := message.get("gone"):
+            said = _ENDED if gone == "closed" else f"it answered with no valid value ({shown(gone)})"
+            return Judgement(Outcome.WRONG, said)
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:

@@ -62,7 +62,7 @@ class ReasoningGym(Judged):
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
             "columns": {
                 "task": ["basic_arithmetic"],
-                "entry": ['{"question": "3 + 4", "answer": "7", "metadata": {}}'],
+                "entry": ['{"question": "3+4", "answer": "7", "metadata": {}}'],
             },
         }
     )

@@ -192,9 +192,7 @@ def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
     two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
     for text in two:
         assert plain.answer_alone(text) == text
-
-
-def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
+    # A hostile middle does not count beside an ordinary box.
     assert of_completion(f"\\boxed{{{'9,' * (plain.LONGEST_ANSWER // 2)}}}", 10**6) is None
     assert of_completion(f"\\boxed{{{'9,' * plain.LONGEST_ANSWER}}}", 10**6) is not None
     assert of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None

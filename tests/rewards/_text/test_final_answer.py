@@ -110,9 +110,7 @@ ODD_NUMBERS = [
 def test_a_number_is_worth_what_it_says_in_every_place() -> None:
     places = ("#### {}", "The answer is {}.", "**Answer:** {}\n", "<answer>{}</answer>", "\\boxed{{{}}}")
     assert misread((place.format(text), v) for text, v in table(NUMBERS, ODD_NUMBERS) for place in places) == []
-
-
-def test_punctuation_after_a_number_is_no_part_of_it() -> None:
+    # Punctuation after a number is no part of it.
     endings = ["", " .", "\n", "\u201d", "\u3002", *items(r'.  ,  .,  !  ?  ;  :  **  .**  "  )  $.  \)')]
     numbers = {"18": Fraction(18), "1,818": Fraction(1818), "18.50": Fraction(37, 2)}
     starts = ("The answer is ", "So she makes $")
@@ -286,16 +284,13 @@ def read_as_18(tried: Any) -> list[str]:
     return [text for text in tried if extract_final_answer(text) == 18]
 
 
-def test_a_part_of_an_expression_is_not_the_answer() -> None:
+def test_a_part_of_an_expression_or_a_denied_number_is_not_the_answer() -> None:
     boxes = ("{}\\boxed{{{}}}", "{}So it is $\\boxed{{x = {}}}$.", "{}The answer is 18. No: \\boxed{{{}}}")
     assert read_as_18(box.format(start, e) for e in EXPRESSIONS for start in PREAMBLES for box in boxes) == []
     formulas = [e for e in EXPRESSIONS if r"\text{not" not in e and "neq" not in e and "\u2260" not in e]
     assert read_as_18(f"The answer is ${e}$." for e in formulas) == []
     assert read_as_18(f"9 * 2 = 18. The answer is \\({e}\\)." for e in formulas) == []
     assert read_as_18(wrapper.format(e) for e in PROSE for wrapper in WRAPPERS) == []
-
-
-def test_a_number_that_is_denied_is_not_the_answer() -> None:
     starts = [*PREAMBLES, "The answer is 18. Wait.\n"]
     assert read_as_18(start + denial for start in starts for denial in DENIALS) == []
     assert misread((f"She makes 20. {denial}", 20) for denial in DENIALS) == []

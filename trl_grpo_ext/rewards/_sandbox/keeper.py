@@ -211,7 +211,8 @@ class _Keeper:
                 _flush()
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
-        first, second = _Process(solution), None
+        first = _Process(solution)
+        second = None
         self.processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
@@ -357,7 +358,9 @@ def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]]
 
 
 def _folder_too_large(home: str) -> bool:
-    stored, count, folders = 0, 0, [home]
+    stored = 0
+    count = 0
+    folders = [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -42,10 +42,10 @@ _MAX_SEEN = 20_000
 
 class _Printer(wire.Codec):
     def opaque(self, value: Any) -> Any:
-        if isinstance(value, type | types.FunctionType | types.ModuleType) and not isinstance(value, RemoteType):
-            return [value.__name__]
         if isinstance(value, Remote | RemoteType) or not hasattr(value, "__dict__"):
             raise ValueError("it cannot be written down")
+        if isinstance(value, type | types.FunctionType | types.ModuleType):
+            return [value.__name__]
         return [type(value).__name__, self.encode(vars(value))]
 
 

@@ -62,11 +62,6 @@ _TYPES: dict[str, type] = {
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
-def _arguments(value: Any) -> list[Any]:
-    _, arguments, *_ = value.__reduce_ex__(4)
-    return list(arguments)
-
-
 # Values that never change: tag, and from and to a list of others.
 _VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
     int: ("i", lambda value: [format(value, "x")], lambda parts: int(parts[0], 16)),
@@ -87,7 +82,8 @@ for _kind in (
     *(range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath),
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
 ):
-    _VALUES[_kind] = (_kind.__name__, _arguments, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
+    made_of = lambda value: list(value.__reduce_ex__(4)[1])  # noqa: E731
+    _VALUES[_kind] = (_kind.__name__, made_of, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
 
 
 def _pairs(value: Any) -> list[Any]:
