@@ -40,7 +40,7 @@ class Classifier(Checked):
         score: "probability" or "logit".
         sign: Factor on the score.
         batch_size: Texts per forward pass; they are batched by length.
-        device: Such as "cpu" or "cuda:1". None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
+        device: Such as "cpu" or "cuda:1"; None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
         max_length: In tokens.
         text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template, if
             it has one, together with the completion.

@@ -32,8 +32,7 @@ class JSONFields(Comparing):
     Args:
         column: The dataset's column of expected values: JSON text, or a mapping. Of a mapping, entries that are None
             are left out, since `datasets` gives every row the keys of all rows; to expect null, give text.
-        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
-            "whole": the whole completion. "last": the last closed object that is not part of another value.
+        extract: Where the JSON is, "fence", "whole" or "last", as in `json_schema`.
         absolute: How far a number may be away from the right one.
         relative: The same, as a share of the right one. The larger of the two counts.
         ignore_case: Compare texts without regard to case.

@@ -31,8 +31,7 @@ class JSONSchema(Judged):
 
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
-        column: The dataset's column of schemas, as JSON text. (As mappings, `datasets` would give every row the keys of
-            all rows.)
+        column: The dataset's column of schemas, as JSON text.
         extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
             "whole": the whole completion. "last": the last closed object that is not part of another value.
         partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it. If it is not 0,

@@ -6,9 +6,9 @@ is"), read as a whole: math-verify itself takes the last number of what it canno
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from latex2sympy2_extended import math_normalization, normalize_latex
 
@@ -76,8 +76,7 @@ _BARE += ["cm", "mm", "km", "dm", "kg", "gm", "ft", "lb", "hr", "yr", "sq"]
 _BARE_END = re.compile(rf"(\d|\}}|\s)\s*(?:{'|'.join(sorted(_BARE, key=len, reverse=True))})(?:s|es)?\s*$")
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """What was read, as math-verify has it, what was left over of the text, and why nothing was read."""
 
     gold: tuple[Any, ...] = ()
@@ -135,13 +134,13 @@ def normalize(text: str, config: Any) -> str:
 
 def _rewritten(text: str) -> str:
     rules: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-        (_MINUTES, _minutes),
+        (_MINUTES, lambda m: _fraction(int(m[1]) + Fraction(int(m[2]), 60) + Fraction(int(m[3] or 0), 3600))),
         (_POWER_OF_TEN, r"\1\\times 10^{\2}"),
         (_NAME, r"\\\1 "),
         (_ROOT, lambda match: f"\\sqrt{{{match[1] or match[2]}}}"),
         (_REPEATING, _repeating),
         (_BARE_ROOT, r"\\sqrt{\1}"),
-        (_FRACTION, lambda match: f"\\frac{_braced(match, 1)}{_braced(match, 3)}"),
+        (_FRACTION, lambda m: f"\\frac{m[2] or f'{{{m[1]}}}'}{m[4] or f'{{{m[3]}}}'}"),
         (_FEET, _UNREADABLE),
         (_MIXED, r"\1\\frac{\2}{\3}"),
         (_GROUPED, lambda match: match[1] + re.sub(r"\D", "", match[2])),
@@ -156,19 +155,13 @@ def _rewritten(text: str) -> str:
     return text.translate(_CHARACTERS)
 
 
-def _braced(match: re.Match[str], group: int) -> str:
-    return match[group + 1] or f"{{{match[group]}}}"
-
-
-def _minutes(match: re.Match[str]) -> str:
-    value = int(match[1]) + Fraction(int(match[2]), 60) + Fraction(int(match[3] or 0), 3600)
+def _fraction(value: Fraction) -> str:
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
     whole, once, again = match[1], match[2], match[3] or match[4]
-    value = Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1))
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return _fraction(Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1)))
 
 
 def _both_signs(text: str) -> str:

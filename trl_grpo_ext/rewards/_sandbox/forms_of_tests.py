@@ -119,7 +119,10 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     free = _free_names(trees, entry)
     if "candidate" in free and entry is not None:  # MBPP+ in its original form
         return _plan((f"candidate = {entry}", *tests), entry)
-    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, trees)}
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    of_attributes = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    alone = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes}
+    modules = {name: _MODULES[name] for name in free & _MODULES.keys() - alone}
     free -= modules.keys()
     try:
         planned = [_planned(tree, number, free, entry) for number, tree in enumerate(trees)]
@@ -133,12 +136,6 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
 _USED = "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect time"
 _MODULES = {name: name for name in f"{_USED} statistics unittest pytest numpy".split()} | {"np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
-
-
-def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    used = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    return len(used) == sum(isinstance(node, ast.Attribute) and node.value in used for node in nodes)
 
 
 def _tree(text: str) -> ast.Module:
