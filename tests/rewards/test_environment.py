@@ -58,7 +58,7 @@ def test_steps_of_calls_that_ran() -> None:
 
 def test_what_cannot_be_scored() -> None:
     environments = [SimpleNamespace(step_rewards=[None]), None]
-    assert EnvironmentSteps()(completions=[TWO] * 2, environments=environments) == [None, None]
+    assert EnvironmentSteps()(completions=[said((["a"], ["1"]))] * 2, environments=environments) == [None, None]
     for steps in ([1.0], [1.0] * 4):  # no turn can have taken them
         with pytest.raises(PluginOutputError):
             paid(steps, TWO)

@@ -111,7 +111,6 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     references = [int(answer.rpartition("####")[2].replace(",", "")) for answer in answers]
     solutions = [answer.rpartition("####")[0] for answer in answers]
     renderings = {
-        "{solution}#### {answer}": 0,
         "{solution}A: {answer:,}": 0,
         "{solution}\nThe answer is ${answer:,}.00.": 0,
         "<think>{solution}</think>\n\\boxed{{{answer}}}": 0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.rewards._text.json_text import depth_of, find_json
 from trl_grpo_ext.rewards.json_schema import JSONSchema, verdict
-from trl_grpo_ext.types import WHOLE, Parts
+from trl_grpo_ext.types import Parts
 
 PERSON = {
     "type": "object",
@@ -81,8 +81,8 @@ def test_with_partial_each_property_is_a_part() -> None:
     assert [[(part.name, part.score, part.places) for part in score.parts] for score in scores] == [
         [("name", 1.0, ((12, 17, None),)), ("age", 0.0, ((26, 28, None),))],
         [("name", 0.0, ()), ("age", 1.0, ((19, 20, None),))],
-        [("name", 0.0, ()), ("age", None, (WHOLE,))],
-        [("name", 0.0, ()), ("age", None, (WHOLE,))],
+        [("name", 0.0, ()), ("age", None, ())],
+        [("name", 0.0, ()), ("age", None, ())],
     ]
     changed = JSONSchema(PERSON, extract="whole", partial=0.2, outcomes={"no_answer": -1.0, "refused": None})
     none, refused = changed(completions=["Ada", "[" * 60])

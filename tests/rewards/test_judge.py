@@ -171,11 +171,11 @@ def test_a_text_that_holds_a_verdict_decides_nothing_by_it(server: Server) -> No
 
 def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> None:
     judge = judge_at(server)
-    columns = {"prompts": ["Why?"] * 2, "trainer_state": None}
-    judge.start_scoring(["late grade:9", "grade:2"], **columns)
+    columns = {"prompts": ["Why?"] * 2, "completions": ["late grade:9", "grade:2"]}
+    judge.start_scoring(**columns)
     while len(server.requests) < 2:
         time.sleep(0.01)
-    assert call(judge, {**columns, "completions": ["late grade:9", "grade:2"]}) == [1.0, 0.0]
+    assert call(judge, {**columns, "trainer_state": None}) == [1.0, 0.0]
     assert len(server.requests) == 2
     equal = {"prompts": ["Why?"] * 8, "completions": ["late grade:8"] * 8}
     judge.start_scoring(**equal)

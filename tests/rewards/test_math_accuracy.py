@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,8 +100,6 @@ def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
         "assert open(f'/proc/self/task/{os.getpid()}/children').read() == ''\n"
         f"assert math_accuracy(completions=['\\\\boxed{{x}}'], solution=['$x$']) == [1.0]\n{unwanted}"
     )
-    if not Path("/proc/self/task").exists():
-        pytest.skip("needs /proc")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -35,16 +35,11 @@ DEPARTURES = {
 }
 
 
-def trls(references: list[str], completions: list[str]) -> list[float | None]:
-    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
-    scores: list[float | None] = accuracy_rewards.accuracy_reward(messages, references)
-    return scores
-
-
 def both(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> tuple[list[float | None], list[float | None]]:
     references, completions = map(list, zip(*pairs, strict=True))
     ours = reward(prompts=["?"] * len(pairs), completions=completions, solution=references, trainer_state=None)
-    return ours, trls(references, completions)
+    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
+    return ours, accuracy_rewards.accuracy_reward(messages, references)
 
 
 @pytest.mark.slow

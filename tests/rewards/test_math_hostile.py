@@ -23,14 +23,12 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc"),
 ]
 
+# Nothing in it is large, so that only the time that it takes ends it.
 UNBOUNDED = "\\boxed{\\sum_{k=1}^{\\infty} \\frac{\\sin(k^k)}{k^2}}"
-"""Nothing in it is large, so that only the time that it takes ends it."""
-
-SLOW = [
+SLOW = [  # honest, and about a second of CPU time each
     ("$\\frac{\\pi}{4}$", "\\boxed{\\int_0^1 \\frac{1}{1+x^2} dx}", 1.0),
     ("$\\frac{\\pi^2}{6}$", "\\boxed{\\sum_{k=1}^{\\infty} \\frac{1}{k^2}}", 1.0),
 ]
-"""Honest, and about a second of CPU time each."""
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`python_tests`: verdicts by hand for the three forms of tests, and code that wants a better one than it earns."""
 
-# The code that is run is easier to read on one line.
 # ruff: noqa: E501
 import pickle
 import textwrap
@@ -82,7 +81,6 @@ def test_verdicts(rows: list[tuple[str, Any, Outcome]]) -> None:
 
 
 def test_human_eval_calls_check_with_the_entry_point() -> None:
-    assert outcome(RIGHT, HUMAN_EVAL, entry_point=["add"]) is Outcome.RIGHT
     assert outcome("def add(a, b): return 3", HUMAN_EVAL, entry_point=["add"]) is Outcome.WRONG
     solution = "class Solution:\n    def add(self, a, b): return a + b"
     assert outcome(solution, HUMAN_EVAL, entry_point=["Solution().add"]) is Outcome.RIGHT
@@ -116,10 +114,8 @@ def test_with_partial_each_test_is_a_part_at_the_function_that_it_calls() -> Non
     assert parts("", ADD[:2]) == [("test_0", 0.0, []), ("test_1", 0.0, [])]
     assert parts("def add(a, b", ADD[:1]) == [("test_0", 0.0, ["def add(a, b"])]
 
-
-def test_function_span_is_linear() -> None:
     for text in (" " * 99_999, "def f" * 20_000, "def f\n" * 16_000, "\n" * 99_999, " def\t" * 16_000):
-        function_span(text, 0, len(text), "f")
+        function_span(text, 0, len(text), "f")  # in linear time
     assert function_span("async  def f(): x\n\n\ndef g(): y", 0, 99, "f") == (0, 17)
     assert function_span("def f(): x\ndef f(): y\nif z:\n  def f(): w", 0, 99, "f") == (11, 21)
     assert function_span("def ff(): x", 0, 99, "f") is None
@@ -140,13 +136,6 @@ def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     assert outcome(code, ADD, PythonTests(partial=True, timeout=0.5)) is Outcome.TIMEOUT
     slow = "import time\ntime.sleep(0.4)\nprint(sum(map(int, input().split())))"
     assert outcome(slow, SUM * 3, PythonTests(timeout=1.0)) is Outcome.TIMEOUT, "the tests of a completion share it"
-
-
-def test_large_and_deep_completions_end() -> None:
-    texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
-    judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
-    assert judged[0].outcome is Outcome.REFUSED
-    assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
 
 
 def judged(codes: Sequence[str], pairs: Sequence[Pair], reward: PythonTests) -> list[Judgement]:
@@ -184,10 +173,9 @@ def test_python_tests_verdicts_beside_busy_processes() -> None:
     assert first == backwards == alone == beside
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_task_of_the_forgeries_can_be_solved(shape: str) -> None:
-    [one] = judged([SOLVED], [SHAPES[shape]], PythonTests(timeout=20.0))
-    assert one.outcome is (Outcome.UNPARSEABLE if shape == "definitions" else Outcome.RIGHT), one
+def test_the_task_of_the_forgeries_can_be_solved() -> None:
+    found = outcomes({name: replace(shape, code=SOLVED) for name, shape in SHAPES.items()})
+    assert found == dict.fromkeys(SHAPES, Outcome.RIGHT) | {"definitions": Outcome.UNPARSEABLE}
 
 
 SLOW_SHAPES = ("literals", "isclose", "methods", "unittest", "pytest", "numpy of an argument", "programs")
@@ -235,6 +223,10 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
 
 
 def test_the_code_of_a_completion() -> None:
+    texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
+    judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
+    assert judged[0].outcome is Outcome.REFUSED
+    assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
     codes = {
         "```python\nx = 1\n```\n```python\nx = 2\n```": "x = 2",
         "```py\nx = 1\n```\n```bash\nls\n```": "x = 1",

@@ -10,13 +10,12 @@ from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym, reasoning_gym_rows
 
 DATASETS = pytest.importorskip("reasoning_gym.factory", reason="the extra `reasoning_gym` is not installed").DATASETS
 
-NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
-"""Their package publishes None as the answer."""
+NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # that is published
 PUBLISHED = sorted({*DATASETS} - NO_ANSWER - {"composite"})
 EVALUATED = ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens"]  # by `eval`
 WHOLE = ReasoningGym(extract="whole", timeout=20)
+# By SymPy.
 PARSED = ["simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"]
-"""By SymPy."""
 
 
 def made(**parameters: Any) -> ReasoningGym:

@@ -100,8 +100,7 @@ def test_tool_use_through_chat_templates(name: str, case: str, tmp_path: Path) -
     """A beginning of a call that cannot be parsed is found by the marker of the model's own form."""
     script, expected = CASES[case]
     log = tool_log(name, script, tmp_path, ToolUse(marker=MARKERS[name]))
-    names = ("calls", "returned", "failed", "unanswered")
-    assert tuple(log[f"tool_use/{what}"] for what in names) == expected
+    assert tuple(log[f"tool_use/{what}"] for what in ("calls", "returned", "failed", "unanswered")) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,8 +115,7 @@ def test_no_call_escapes_near_the_end_of_the_budget(tool: str, text: str, failed
 
 
 ODD_CALLS: list[Any] = [
-    *(None, "add", 7, {}, {"function": CALL["function"]}, [None, 3, "add", []]),
-    [{"function": None}, {"function": "f"}],
+    *(None, "add", 7, {}, {"function": CALL["function"]}, [None, 3, "add", []], [{"function": None}, {"function": 0}]),
     [{}, {"name": None}, {"function": {}}, {"function": {"name": ["add"], "arguments": object()}}],
     [{"function": {"name": "add", "arguments": {1: {2: float("nan")}}}}, {"arguments": "{"}, {"name": "\ud800"}],
 ]

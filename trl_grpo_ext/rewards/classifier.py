@@ -16,7 +16,6 @@ from ..guard.messages import completion_text, content_text
 from ..guard.parameters import Checked, checked_text, choice, column, number, whole
 from ..guard.parameters import text as text_field
 
-_CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 _LOADING = threading.Lock()
 
 
@@ -73,7 +72,7 @@ class Classifier(Checked):
         with _LOADING:
             model, tokenizer = _load(*self._source)
         texts = [completion_text(completion) for completion in completions]
-        cut = slice(_CHARACTERS_PER_TOKEN * self.max_length)
+        cut = slice(32 * self.max_length)  # in characters, before a megabyte is tokenised
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
             texts = [_after_prompt(prompt, said, tokenizer) for prompt, said in zip(prompts, texts, strict=True)]

@@ -12,7 +12,6 @@ _OPEN = "<think>"
 _CLOSE = "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_NUMBER = "number"
 
 
 def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -50,7 +49,7 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     """
     scores: list[float | None] = []
     for earned in (_earning(completion_text(completion)) for completion in completions):
-        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
+        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, "number")]
         scores.append(Parts(parts, len(earned) / 10))
     return scores
 
@@ -68,5 +67,5 @@ def _earning(text: str) -> dict[str, Place]:
         end = earned["</answer>"].start
         inside = text[start:end]
         if extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None:
-            earned[_NUMBER] = Place(start, end)
+            earned["number"] = Place(start, end)
     return earned

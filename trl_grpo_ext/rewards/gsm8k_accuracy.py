@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from ..guard.messages import completion_text
@@ -12,7 +11,6 @@ from ..types import RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, Judged
 from ._text.final_answer import final_number, parse_reference, read_reference
 
-_ROUNDING = Fraction(1, 10**9)
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
@@ -63,7 +61,7 @@ def _judged(completion: Any, answer: Any) -> Judgement:
     number = final_number(completion_text(completion))
     if number is None or number.value is None or number.face is None:
         return Judgement(Outcome.NO_ANSWER)
-    tolerance = abs(reference) * _ROUNDING
+    tolerance = abs(reference) / 10**9
     right = any(abs(value - reference) <= tolerance for value in (number.value, number.face))
     return Judgement(Outcome.RIGHT if right else Outcome.WRONG)
 

@@ -13,7 +13,6 @@ from ..types import Part, Parts, RewardDeclaration
 from ._judged import Comparing
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
 
-_LONGEST_REFERENCE = 1_000_000
 _DEEPEST = 200
 
 
@@ -144,8 +143,8 @@ def _without_none(value: Any, depth: int) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _reference(text: str) -> Located:
-    if len(text) > _LONGEST_REFERENCE:
-        raise ValueError(f"{len(text)} characters, more than {_LONGEST_REFERENCE}")
+    if len(text) > 1_000_000:
+        raise ValueError(f"{len(text)} characters, more than a million")
     read = read_located(text, 0, len(text), _DEEPEST)
     if not read.members:
         raise ValueError("no object or array with anything in it")

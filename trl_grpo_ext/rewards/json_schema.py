@@ -98,7 +98,6 @@ class JSONSchema(Judged):
 
 @functools.lru_cache(maxsize=1024)
 def _problem(schema: str) -> str:
-    """Why a row's schema cannot be used; empty if it can."""
     try:
         loaded = json.loads(schema)
         if not isinstance(loaded, dict | bool):  # a path, say
@@ -117,8 +116,8 @@ def _properties(schema: str) -> tuple[list[str], set[str]]:
     return [name for name in own.get("properties", {}) if name], set(required if isinstance(required, list) else ())
 
 
+# An outcome, why, and the schema's properties that are there: 1 where it is valid, and where its value stands.
 _Verdict = tuple[str, str, dict[str, tuple[float, tuple[int, int]]]]
-"""An outcome, why, and the schema's properties that are there: 1 where it is valid, and where its value stands."""
 
 
 def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool, job: tuple[str, str]) -> _Verdict:

@@ -47,15 +47,12 @@ _SHAPES = re.compile(
     r"|\[(?=/?[A-Z][A-Z0-9_]{2,40}\])"  # [INST], [SYSTEM_PROMPT]
     r"|<(?=/?(?P<angle>[\w:.▁ -]{1,40})>)|\[(?=/?(?P<square>[\w:.▁ -]{1,40})\])"  # if one of these words stands in it
 )
-# fmt: off
-_WORDS = frozenset({
-    "s", "bos", "eos", "pad", "unk", "sep", "cls", "mask", "gmask", "eot", "eod", "eom", "eop", "sop", "eoh",
-    "eoa", "eoc", "bot", "of", "end", "turn", "utterance", "im", "inst", "sys", "endoftext", "endofturn",
-    "startofturn", "user", "assistant", "system", "human", "role", "tool", "special", "unused", "reserved",
-    "extra", "fim", "ctrl", "control",
-})
-# fmt: on
-"""Words of special tokens between `<>` or `[]`, where neither HTML nor prose has them."""
+# Words of special tokens between `<>` or `[]`, where neither HTML nor prose has them.
+_SPECIAL = """
+s bos eos pad unk sep cls mask gmask eot eod eom eop sop eoh eoa eoc bot of end turn utterance im inst sys endoftext
+endofturn startofturn user assistant system human role tool special unused reserved extra fim ctrl control
+"""
+_WORDS = frozenset(_SPECIAL.split())
 _BETWEEN_WORDS = re.compile(r"[_:.▁ -]+|(?<=[a-z])(?=[0-9])")
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
 
@@ -228,7 +225,6 @@ class Judge(Judged):
         return Judgement(outcome, detail, self._in_parts([0.0] * len(self._criteria)))
 
     def _in_parts(self, answers: Sequence[float]) -> float:
-        """The weighted mean of a completion's answers, with a part for each of several criteria."""
         pairs = list(zip(self._criteria, answers, strict=True))
         mean = sum(criterion.weight * answer for criterion, answer in pairs) / sum(one.weight for one in self._criteria)
         if len(pairs) == 1:
@@ -256,7 +252,6 @@ class Judge(Judged):
         self._started = self._tasks(asks)
 
     async def _ask_all(self, asks: Sequence[str | None]) -> dict[str, _Reply]:
-        """The replies by request; the first error that leaves no hope of a verdict is raised."""
         tasks = self._tasks(asks)
         try:
             await asyncio.gather(*tasks.values())
@@ -388,7 +383,8 @@ def _possible_answers(scale: Any) -> tuple[str, dict[str, Any], dict[str, float]
 def broken_up(text: str, special_tokens: Sequence[str] = ()) -> str:
     """The text with a space inside each of these tokens, and inside everything that looks like the mark of a turn."""
     plain, places = _plain(text)
-    cuts = {match.start() for match in _SHAPES.finditer(plain) if _is_marker(match)}
+    found = [(match.start(), match["angle"] or match["square"]) for match in _SHAPES.finditer(plain)]
+    cuts = {at for at, name in found if name is None or not _WORDS.isdisjoint(_BETWEEN_WORDS.split(name.lower()))}
     if special_tokens:
         known = "|".join(re.escape(_plain(token)[0]) for token in special_tokens)
         cuts |= {match.start() for match in re.finditer(f"(?={known})", plain)}
@@ -398,11 +394,6 @@ def broken_up(text: str, special_tokens: Sequence[str] = ()) -> str:
         parts += [text[done:cut], " "]
         done = cut
     return "".join([*parts, text[done:]])
-
-
-def _is_marker(match: re.Match[str]) -> bool:
-    name = match["angle"] or match["square"]
-    return name is None or not _WORDS.isdisjoint(_BETWEEN_WORDS.split(name.lower()))
 
 
 def _plain(text: str) -> tuple[str, Sequence[int]]:

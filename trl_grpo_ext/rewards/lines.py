@@ -111,7 +111,6 @@ def _found(text: str, form: str) -> list[tuple[int, int, int]]:
 
 
 def _answers(expected: Any) -> list[Any] | None:
-    """The expected lines, texts without white space around them; None if they are not what a column may have."""
     listed = expected.tolist() if hasattr(expected, "tolist") else expected
     if not isinstance(listed, list | tuple):
         return None

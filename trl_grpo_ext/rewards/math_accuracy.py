@@ -15,7 +15,6 @@ from ._judged import ABOUT_A_REFERENCE, IN_A_WORKER, Judged
 from ._math import plain_answers
 
 _ADVICE = "Rename the column that holds the reference answers to 'solution'."
-_LONGEST_SHOWN = 500
 _MOST_REFERENCES = 10_000
 _CHECK = f"{__package__}._math.verification:check"
 
@@ -190,7 +189,6 @@ class MathAccuracy(Judged):
         return _Reading(Judgement(Outcome.REFUSED, excess), gold.text)
 
     def _readings(self, pairs: Sequence[Pair]) -> dict[Pair, _Reading]:
-        """Judge distinct pairs: cached verdicts first, workers for the others."""
         readings = {pair: self._verdicts.pop(pair) for pair in pairs if pair in self._verdicts}
         for pair, known in readings.items():
             _keep(self._verdicts, pair, known, self.cache)  # as the latest
@@ -242,4 +240,4 @@ math_accuracy = MathAccuracy()
 
 def _printable(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text[:_LONGEST_SHOWN].encode(errors="backslashreplace").decode()
+    return text[:500].encode(errors="backslashreplace").decode()

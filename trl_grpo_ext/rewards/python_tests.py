@@ -20,7 +20,6 @@ from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 from ._text.json_text import fences
 
-_PYTHON = ("python", "python3", "py")
 _ENDED = "the process ended before its tests did"
 _ENDINGS = {
     "timeout": (Outcome.TIMEOUT, "it takes too long"),
@@ -222,7 +221,7 @@ def fenced_code(text: str) -> str:
 def code_span(text: str) -> tuple[int, int]:
     """Where `fenced_code` stands."""
     blocks = fences(text)
-    marked = [block for block in blocks if block[0] in _PYTHON] or blocks
+    marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
     return marked[-1][1:3] if marked else (0, len(text))
 
 
@@ -252,7 +251,6 @@ def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int]
 
 
 def _refused(run: Run) -> Judgement | None:
-    """What a program did that failed, and that no program may do here."""
     started = next((message["process"] for message in run.messages if message.get("process")), None)
     return started and Judgement(Outcome.REFUSED, f"it starts a process ({shown(started)}), which is not allowed here")
 

@@ -138,7 +138,6 @@ def _verified(dataset: Any, text: str, answer: str) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _problem(task: str, config: str, text: str) -> str:
-    """Why a problem cannot be read; empty if it can."""
     try:
         own = json.loads(text)["answer"]
         right = own is None or _verified(_dataset(task, config), text, str(own)) == 1

@@ -1,6 +1,5 @@
 """The processes that run a model's code, against code that wants more than it is given."""
 
-# The code that is run is easier to read on one line; what belongs together is asserted together.
 # ruff: noqa: E501, PT018
 import json
 import os

@@ -1,6 +1,5 @@
 """The values that cross between two processes, and the table of containers that they share."""
 
-# Tables of words are easier to read as words; what belongs together is asserted together.
 # ruff: noqa: SIM905, PT018
 import contextlib
 import json
@@ -61,15 +60,12 @@ def test_values_cross_as_what_they_are(value: Any) -> None:
     assert written(crossed(value)) == written(value)
 
 
-def test_one_object_stays_one_and_may_hold_itself() -> None:
+def test_one_object_stays_one_and_changes_on_either_side_reach_the_other() -> None:
     inner: list[Any] = [1]
     outer = [inner, inner, {"a": inner}]
     outer.append(outer)
-    there = crossed(outer)
-    assert there[0] is there[1] is there[2]["a"] and there[3] is there and there[0] == [1]
-
-
-def test_changes_on_either_side_reach_the_other() -> None:
+    again = crossed(outer)
+    assert again[0] is again[1] is again[2]["a"] and again[3] is again and again[0] == [1]
     here, there = Other(0), Other(1)
 
     def send(one: Codec, other: Codec, value: Any) -> Any:

@@ -30,9 +30,6 @@ _REFERENCE = re.compile(
     rf"(?:####[ ])?({_INTEGER}|{_DECIMAL})|({_QUOTIENT}|{_FRACTION})"
     rf"|\$({_NUMBER.pattern})\$|\\boxed\{{({_NUMBER.pattern})\}}|\$\\boxed\{{({_NUMBER.pattern})\}}\$"
 )
-_LONGEST_REFERENCE = 100
-_LONGEST_CONTENT = 120
-
 _OPENS = re.compile(r"\$|\\\[|\\\(|\s\[|\\frac")
 _ANSWER = re.compile(r"answer", re.IGNORECASE)
 _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
@@ -66,7 +63,7 @@ class PlainNumber(NamedTuple):
 
 def plain_reference(reference: str) -> PlainNumber | None:
     r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
-    return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+    return _read_reference(reference) if len(reference) <= 100 else None
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +75,7 @@ def _read_reference(reference: str) -> PlainNumber | None:
 def plain_answer(text: str) -> PlainNumber | None:
     r"""Read the answer of a completion whose only box holds nothing but a number, with currency or `\text{unit}`."""
     box = only_box(text)
-    if box is None or box[1] - box[0] >= _LONGEST_CONTENT or _PERCENT.search(text, box[1]):
+    if box is None or box[1] - box[0] >= 120 or _PERCENT.search(text, box[1]):
         return None
     content = text[slice(*box)].strip(" ")
     unit = _UNIT.search(content)
@@ -90,7 +87,6 @@ def plain_answer(text: str) -> PlainNumber | None:
 
 
 def has_no_answer(text: str) -> bool:
-    """Whether math-verify surely finds no answer in a completion: nothing that it could extract has begun."""
     return "\\boxed{" not in text and (_ANSWER.search(text) is None or _OPENS.search(text) is None)
 
 

@@ -4,7 +4,6 @@ This finds out, without running them, which names are the solution's and which d
 rewrites asserts so that those that ran are counted and what they compare is seen (`tests_process.Side`).
 """
 
-# Tables of words are easier to read as words.
 # ruff: noqa: SIM905
 import ast
 import builtins
@@ -303,7 +302,6 @@ def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
-    """Names, and `.names` of attributes, whose values may come from the solution."""
     nodes = list(ast.walk(tree))
     tainted = free | {"candidate"} | _imported_from_solution(nodes)
     functions = {node.name: node for node in nodes if isinstance(node, _FUNCTIONS)}
@@ -463,7 +461,6 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def mixed(self, values: list[ast.expr]) -> bool:
-        """Whether the tests put something together with a value of the solution: `f(a) - sum(a)`."""
         plain = not any(isinstance(value, ast.Starred) for value in values)
         return plain and len({_from_solution(value, self.tainted) for value in values}) > 1
 

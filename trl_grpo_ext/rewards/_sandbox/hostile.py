@@ -32,8 +32,6 @@ OPERATORS = JUDGING + UNARY + special_names(" ".join(f"{name} r{name} i{name}" f
 _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
 MAX_TEXT = 200
-_MAX_PRINTED = 4 * 2**20
-_MAX_EVENTS = 1000
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
@@ -62,7 +60,7 @@ class Solution(Conversation):
                 self.answer(packed, news)
 
     def news(self) -> Any:
-        events = self.events[:_MAX_EVENTS]
+        events = self.events[:1000]
         self.events.clear()
         printed = [(name, _drain(getattr(sys, name))) for name in ("stdout", "stderr")]
         return [*events, *(event for event in printed if event[1])] or None
@@ -237,7 +235,7 @@ def _drain(stream: Any) -> str:
     text = stream.buffer.getvalue()
     stream.buffer.seek(0)
     stream.buffer.truncate()
-    return text[:_MAX_PRINTED].decode("utf-8", "replace")
+    return text[: 4 * 2**20].decode("utf-8", "replace")
 
 
 def hold(requests: int, replies: int) -> None:
@@ -252,7 +250,6 @@ def hold(requests: int, replies: int) -> None:
 
 
 def watch_processes(report: Callable[[str], None]) -> None:
-    """Say so where the code tries to start a process, which fails."""
 
     def watch(event: str, arguments: Any) -> None:
         if event == "import" and arguments[0] == "multiprocessing.synchronize":

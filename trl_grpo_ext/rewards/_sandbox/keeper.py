@@ -39,7 +39,6 @@ _WARM = (
     "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
     "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
 ).split()
-_TESTS_MEMORY_MB = 1024  # extra memory of the tests' process over the solution's
 
 
 def serve(descriptor: int, libraries: list[str]) -> None:
@@ -222,7 +221,7 @@ class _Keeper:
 
             def tests() -> None:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged))
-                isolate(job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
+                isolate(job["memory_mb"] + 1024, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
                 said = {**plan, "code": job["code"]}
                 tests_process.judge(said, requests, replies, self.shared, _reporting(out, token))
@@ -285,11 +284,10 @@ class _Keeper:
             elif len(first.threads()) > MAX_THREADS:
                 ended = "threads"
         spent = first.seconds() + idle[1] / 2
-        if second is not None and ended == "exited" and b'"gone"' in self.judged:
-            for _ in range(50):  # it has closed the conversation: how does it end?
-                if first.poll():
-                    break
-                time.sleep(_TICK)
+        for _ in range(50 if second is not None and ended == "exited" and b'"gone"' in self.judged else 0):
+            if first.poll():  # it has closed the conversation: how does it end?
+                break
+            time.sleep(_TICK)
         first_ended = first.poll()
         known = first.written() is not None or first_ended
         first.end()

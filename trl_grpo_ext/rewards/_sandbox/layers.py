@@ -14,30 +14,25 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_FILE = 16 * 2**20  # bytes of one file that it may write
-_MAX_DESCRIPTORS = 64
-_EXTRA_CPU_SECONDS = 5
 
 # System calls by number. All but those of `_CHECKED` pass, whatever their arguments: an interpreter that computes needs
 # no other. What is not listed fails with EPERM, also what a later kernel adds.
 _CHECKED = {"kill", "tgkill", "clone", "clone3", "prlimit64", "ioctl", "fcntl", "sendto", "capset", "mmap"}
 _CHECKED |= {"open", "openat"}
 _X86_64 = """
-    read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4
-    fstat=5 lstat=6 newfstatat=262 statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269
-    faccessat2=439 readlink=89 readlinkat=267 dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263
-    rename=82 renameat=264 renameat2=316 mkdir=83 mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74
-    fdatasync=75 umask=95 fadvise64=221 munmap=11 mprotect=10 mremap=25
-    brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60
-    exit_group=231 sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
-    set_tid_address=218 arch_prctl=158 sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15
-    rt_sigpending=127 rt_sigtimedwait=128 rt_sigsuspend=130 pause=34 restart_syscall=219 clock_gettime=228
-    clock_getres=229 clock_nanosleep=230 nanosleep=35 gettimeofday=96 time=201 times=100 setitimer=38
-    getitimer=36 alarm=37 getrusage=98 select=23 pselect6=270 poll=7 ppoll=271 epoll_create=213
-    epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 eventfd=284 eventfd2=290 socketpair=53
-    recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid=102 geteuid=107 getgid=104 getegid=108
-    getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97
-    getcpu=309 kill=62 tgkill=234 clone=56 clone3=435 prlimit64=302 ioctl=16 fcntl=72 sendto=44 capset=126 open=2
-    openat=257 mmap=9
+read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4 fstat=5 lstat=6 newfstatat=262
+statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267
+dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263 rename=82 renameat=264 renameat2=316 mkdir=83
+mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74 fdatasync=75 umask=95 fadvise64=221 munmap=11 mprotect=10 mremap=25
+brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60 exit_group=231
+sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145 set_tid_address=218 arch_prctl=158
+sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigtimedwait=128
+rt_sigsuspend=130 pause=34 restart_syscall=219 clock_gettime=228 clock_getres=229 clock_nanosleep=230 nanosleep=35
+gettimeofday=96 time=201 times=100 setitimer=38 getitimer=36 alarm=37 getrusage=98 select=23 pselect6=270 poll=7
+ppoll=271 epoll_create=213 epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 eventfd=284 eventfd2=290
+socketpair=53 recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid=102 geteuid=107 getgid=104 getegid=108
+getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97 getcpu=309 kill=62
+tgkill=234 clone=56 clone3=435 prlimit64=302 ioctl=16 fcntl=72 sendto=44 capset=126 open=2 openat=257 mmap=9
 """
 _ARCHITECTURE = 0xC000003E
 _HARMLESS_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # F_DUPFD to F_SETLKW; not F_SETOWN, which sends signals to others
@@ -82,8 +77,8 @@ def isolate(
 
 
 def _limit(memory_mb: int, cpu_seconds: float) -> bool:
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MAX_FILE, resource.RLIMIT_NOFILE: _MAX_DESCRIPTORS}
-    limits[resource.RLIMIT_CPU] = int(cpu_seconds) + _EXTRA_CPU_SECONDS
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MAX_FILE, resource.RLIMIT_NOFILE: 64}
+    limits[resource.RLIMIT_CPU] = int(cpu_seconds) + 5
     for which, limit in limits.items():
         hard = resource.getrlimit(which)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

@@ -37,7 +37,6 @@ from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongErro
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
 _NOTHING = "it compares nothing: an array is empty"
-_MAX_SEEN = 20_000
 
 
 class _Printer(wire.Codec):
@@ -76,7 +75,6 @@ def _has_nan(value: Any) -> bool:
 
 
 def _says_nothing(*sides: tuple[str, Any]) -> str:
-    """Why two sides say nothing: one of two arrays is empty, or the solution's is nan, neither more nor less."""
     values = [value for _, value in sides]
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and numpy.ndarray in map(type, values) and len(set(map(_is_nothing, values))) > 1:
@@ -220,9 +218,10 @@ class Side(wire.Conversation):
         if not self.changed or any(kind[0] in "cC" for kind, _ in sides):
             return ""
         own = [_printed(value) for kind, value in sides if kind[0] in "oO" and not self.given(value)]
-        known, key = [text for text in own if text is not None], f"{site}:{count}"
+        known = [text for text in own if text is not None]
+        key = f"{site}:{count}"
         if self.own_copies:
-            if len(self.seen) < _MAX_SEEN:
+            if len(self.seen) < 20_000:
                 self.seen[key] = known
         elif not set(known) & set(self.seen.get(key, ())):
             return "what it expects depends on an argument that the code has changed"
@@ -269,7 +268,6 @@ class Side(wire.Conversation):
         return error
 
     def expected(self, *errors: Any) -> None:
-        """These, or the exception that is being handled, may be those of asserts."""
         errors = errors or (sys.exc_info()[1],)
         self.failed = [one for one in self.failed if not any(one is error for error in errors)]
 

@@ -24,7 +24,6 @@ SOLUTION_MODULES = frozenset(
 )
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20  # bytes of one message
-_SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
 _RUNNERS = ("unittest", "doctest", "bdb")  # whose exceptions a runner of tests takes for its own
 _NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
@@ -186,7 +185,7 @@ class Codec:
 
     def encode(self, value: Any) -> Json:
         kind = type(value)
-        if value is None or kind is bool or kind is str or (kind is int and -_SMALL < value < _SMALL):
+        if value is None or kind is bool or kind is str or (kind is int and -(2**53) < value < 2**53):
             return value
         numpy: Any = sys.modules.get("numpy")
         array = numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS

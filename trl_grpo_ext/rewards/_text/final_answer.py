@@ -10,9 +10,8 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 # One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
 MAX_DIGITS = 600  # longest number that is evaluated, in significant digits; also the bound on powers of ten
@@ -87,7 +86,6 @@ _LABELLED = "step|part|question|problem|case|option|example|equation|figure|tabl
 _CAPTION = re.compile(rf"(?:{_LABELLED})\s?#?$", re.IGNORECASE)
 
 # Where it stands, and whether it is the answer.
-_ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
 
 _BRACE = re.compile(r"[{}]")
@@ -286,8 +284,7 @@ _MORE_BEFORE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """One number as written in a text, from `start` (sign and currency included) to `end`."""
 
     start: int
@@ -362,7 +359,7 @@ def _answer_part(text: str) -> str:
 
 def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ()) -> Number | None:
     """Return the number of the last explicit answer that is not `denied`. `last` is the last number of `text`."""
-    for marker in reversed(deque(_MARKER.finditer(text), maxlen=_ATTEMPTS)):
+    for marker in reversed(deque(_MARKER.finditer(text), maxlen=64)):  # more without an answer is noise
         literal = marker[0].lower()
         if literal[0] == "\\":
             found = _block(text, marker.end(), _closing_brace(text, marker.end()), is_box=True)
@@ -468,7 +465,7 @@ def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = Fal
 
 
 def _operand(number: Number) -> Number:
-    return replace(number, value=None, face=None, operand=True)
+    return number._replace(value=None, face=None, operand=True)
 
 
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:

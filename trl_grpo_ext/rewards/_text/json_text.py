@@ -16,7 +16,6 @@ EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 # What stands before an object that is a part of another value: a key, a bracket, or a neighbour's comma.
 _INSIDE = re.compile(r'(?:"\s{0,9}:|[\[{]|[}\]"0-9]\s{0,9},)\s{0,90}\Z')
-_ATTEMPTS = 1000
 
 
 class RefusedError(Exception):
@@ -59,7 +58,7 @@ def _last_object(text: str) -> tuple[int, int] | None:
     decoder = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_constant)
     found = None
     done = 0
-    for brace in deque(re.finditer(r"\{", text), maxlen=_ATTEMPTS):
+    for brace in deque(re.finditer(r"\{", text), maxlen=1000):
         start = brace.start()
         if start < done or _INSIDE.search(text[max(start - 100, 0) : start]):
             continue
@@ -167,12 +166,10 @@ def read_located(text: str, start: int, end: int, max_depth: int, *, unique: boo
 
 
 def read_number(digits: str) -> decimal.Decimal:
-    """A number as it is written, in decimals, to more digits than an integer may have."""
     return _DECIMAL.create_decimal(digits)
 
 
 def read_plain_number(text: str) -> decimal.Decimal | None:
-    """The number that a text is, with commas between thousands or without; None if it is none or too long."""
     digits = text.strip()
     if len(digits) > MOST_DIGITS or not _PLAIN_NUMBER.fullmatch(digits):
         return None
