@@ -163,7 +163,7 @@ class Judge(Judged):
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         asyncio.run_coroutine_threadsafe(self._start(self._asks(completions, columns)), reward_loop())
 
-    async def __call__(self, completions: Sequence[Any], **columns: Any) -> Any:
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> Any:  # type: ignore[override]
         """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
         if (log_metric := columns.get("log_metric")) is not None and any(replies):
@@ -173,7 +173,7 @@ class Judge(Judged):
             log_extra(f"{self.__name__}_verdict", ["" if reply is None else reply.text for reply in replies])
         return self._scored(judgements, columns)
 
-    async def judge(self, completions: Sequence[Any], **columns: Any) -> Any:
+    async def judge(self, completions: Sequence[Any], **columns: Any) -> Any:  # type: ignore[override]
         return (await self._judged(completions, columns))[0]
 
     def _asks(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[str | None]:
@@ -242,8 +242,8 @@ class Judge(Judged):
             self._client = client(base_url=self.base_url, api_key=key, **limits)
             loop = asyncio.get_running_loop()
             weakref.finalize(self, _close, self._client, loop, self._process).atexit = False
-        different = [ask for ask in dict.fromkeys(asks) if ask is not None]
-        return {ask: self._started.pop(ask, None) or asyncio.create_task(self._reply(ask)) for ask in different}
+        started = {ask: self._started.pop(ask, None) for ask in dict.fromkeys(asks) if ask is not None}
+        return {ask: task or asyncio.create_task(self._reply(ask)) for ask, task in started.items()}
 
     async def _start(self, asks: Sequence[str | None]) -> None:
         for task in self._started.values():

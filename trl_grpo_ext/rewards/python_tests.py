@@ -200,7 +200,7 @@ class PythonTests(Judged):
 
     def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
-            limits = {"seconds": seconds, "memory_mb": self.memory_mb, "require": self.require}
+            limits: Any = {"seconds": seconds, "memory_mb": self.memory_mb, "require": self.require}
             run = run_python(code, plan, **limits, stdin=stdin, stop=stop)
             if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
                 break

@@ -42,11 +42,9 @@ _PARSER = latex2sympy2.PSParser
 _STATES = _PARSER.atn.decisionToState
 _CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
 _IN_CONTEXT = {decision for decision, state in enumerate(_STATES) if _PARSER.ruleNames[state.ruleIndex] == "atom_expr"}
-_WITHOUT_PARSING = {"parse_latex_cached": lambda latex: Symbol("unparsed")}
-_COMMON = (
-    *(Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow),
-    *(sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan),
-)
+_WITHOUT_PARSING: Any = {"parse_latex_cached": lambda latex: Symbol("unparsed")}
+_COMMON = (Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow)
+_COMMON += (sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan)
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS = 20
 _SURELY = 1e-8
@@ -77,7 +75,7 @@ def check(job: Mapping[str, Any]) -> dict[str, str]:
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Math-verify with our parts, for as long as the block runs: whoever else uses it in this process has its own."""
-    grading = {"simplify": _simplify, "sympy_solve_and_compare": _solve, "is_expr_of_only_symbols": _is_name}
+    grading: Any = {"simplify": _simplify, "sympy_solve_and_compare": _solve, "is_expr_of_only_symbols": _is_name}
     with (
         mock.patch.multiple(grader, **grading),
         mock.patch.object(parser, "normalize_latex", references.normalize),

@@ -250,7 +250,6 @@ def hold(requests: int, replies: int) -> None:
 
 
 def watch_processes(report: Callable[[str], None]) -> None:
-
     def watch(event: str, arguments: Any) -> None:
         if event == "import" and arguments[0] == "multiprocessing.synchronize":
             report("multiprocessing")

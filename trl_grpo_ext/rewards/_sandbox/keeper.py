@@ -284,10 +284,11 @@ class _Keeper:
             elif len(first.threads()) > MAX_THREADS:
                 ended = "threads"
         spent = first.seconds() + idle[1] / 2
-        for _ in range(50 if second is not None and ended == "exited" and b'"gone"' in self.judged else 0):
-            if first.poll():  # it has closed the conversation: how does it end?
-                break
-            time.sleep(_TICK)
+        if second is not None and ended == "exited" and b'"gone"' in self.judged:
+            for _ in range(50):  # it has closed the conversation: how does it end?
+                if first.poll():
+                    break
+                time.sleep(_TICK)
         first_ended = first.poll()
         known = first.written() is not None or first_ended
         first.end()

@@ -45,7 +45,6 @@ class WrongError(BaseException):
 
 
 def _operator(name: str) -> Callable[..., Any]:
-
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if name == "__call__":
             return SIDE.request("call", self, arguments, tuple(keywords.items()))
@@ -83,6 +82,11 @@ def _delete(value: Any, name: str) -> None:
 
 
 class RemoteType(type):
+    _remote_number: int
+    _remote_wanted: bool
+    __getattr__ = _attribute
+    __delattr__ = _delete
+
     def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
         if "_remote_number" not in body:
             raise SIDE.unjudged("the tests derive a class from one of the solution's")
@@ -91,11 +95,6 @@ class RemoteType(type):
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
         return _mark_made(made) if cls._remote_wanted else made
-
-    _remote_number: int
-    _remote_wanted: bool
-    __getattr__ = _attribute
-    __delattr__ = _delete
 
     def __setattr__(cls, name: str, value: Any) -> None:
         SIDE.request("set", cls, name, value)

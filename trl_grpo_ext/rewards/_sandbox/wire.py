@@ -61,6 +61,10 @@ _TYPES: dict[str, type] = {
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
+def _arguments(value: Any) -> list[Any]:
+    return list(value.__reduce_ex__(4)[1])
+
+
 # Values that never change: tag, and from and to a list of others.
 _VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
     int: ("i", lambda value: [format(value, "x")], lambda parts: int(parts[0], 16)),
@@ -81,8 +85,7 @@ for _kind in (
     *(range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath),
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
 ):
-    made_of = lambda value: list(value.__reduce_ex__(4)[1])  # noqa: E731
-    _VALUES[_kind] = (_kind.__name__, made_of, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
+    _VALUES[_kind] = (_kind.__name__, _arguments, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
 
 
 def _pairs(value: Any) -> list[Any]:
@@ -164,6 +167,8 @@ class Codec:
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
     forgets = False  # whether it lets go of twins, and says so with each message
+    opaque: Callable[[Any], Json]  # what a value that is no data crosses as
+    from_opaque: Callable[[Any, list[Any]], Any]
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
@@ -171,9 +176,6 @@ class Codec:
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
-
-    opaque: Callable[[Any], Json]  # what a value that is no data crosses as
-    from_opaque: Callable[[Any, list[Any]], Any]
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
@@ -320,14 +322,13 @@ class Conversation(Codec):
     """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
     fatal: tuple[type[BaseException], ...] = (ClosedError,)  # what ends the conversation instead of being an answer
+    perform: Callable[..., Any]  # does what the other side asks for
 
     def __init__(self, first: int, incoming: int, outgoing: int) -> None:
         super().__init__(first)
         self._incoming, self._outgoing = Connection(incoming, writable=False), Connection(outgoing, readable=False)
         self._lock = threading.RLock()
         self.received = 0
-
-    perform: Callable[..., Any]  # does what the other side asks for
 
     def news(self) -> Any:
         """What goes with each message, or None."""
