@@ -43,7 +43,7 @@ _STATES = _PARSER.atn.decisionToState
 _CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
 _IN_CONTEXT = {decision for decision, state in enumerate(_STATES) if _PARSER.ruleNames[state.ruleIndex] == "atom_expr"}
 _WITHOUT_PARSING: Any = {"parse_latex_cached": lambda latex: Symbol("unparsed")}
-_COMMON = (Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow)
+_COMMON: tuple[Any, ...] = (Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow)
 _COMMON += (sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan)
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS = 20
