@@ -4,10 +4,6 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 `LookupError`, ...), so callers may catch either. A message says what was wrong, shows the value, and says what to do.
 """
 
-from typing import TypeVar
-
-E = TypeVar("E", bound=BaseException)
-
 
 class TRLGRPOExtError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -54,19 +50,7 @@ class RewardError(TRLGRPOExtError, ValueError):
 
 
 class PluginOutputError(TRLGRPOExtError, ValueError):
-    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask.
-
-    Attributes:
-        breaks: The part of the contract, named as the conformance kit names its rules ("shape", "finite", "mask", ...);
-            None if unknown.
-    """
-
-    breaks: str | None = None
-
-    def __init__(self, message: str = "", breaks: str | None = None) -> None:
-        super().__init__(message)
-        if breaks is not None:
-            self.breaks = breaks
+    """A plugin ran and returned something that breaks its contract: wrong shape, not finite, off the mask."""
 
 
 class PluginRunError(TRLGRPOExtError, RuntimeError):
@@ -97,8 +81,8 @@ class ManifestError(TRLGRPOExtError, ValueError):
     """A checkpoint's plugins are not those of this run, or the file that records them cannot be used."""
 
 
-def reworded(error: E, message: str) -> E:
-    """The error with another message; what else it carries, such as `breaks`, stays."""
+def reworded(error: BaseException, message: str) -> BaseException:
+    """The error with another message; its notes stay."""
     other = type(error).__new__(type(error), message)
     vars(other).update(vars(error))
     return other

@@ -17,7 +17,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.untrusted import read_settings
 from trl_grpo_ext.launch.checkpoints import last_complete_checkpoint
 from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
-from trl_grpo_ext.launch.ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
+from trl_grpo_ext.launch.ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
 
 from . import models
 from .errors import RecipeError, one_line, settings_errors
@@ -175,8 +175,7 @@ def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise RecipeError("Quantised weights need bitsandbytes, which is not installed: pip install bitsandbytes")
-    settings = {**vars(model_args), "use_vllm": args.use_vllm}
-    if wrong := wrong_quantisation(settings) or quantised_with_vllm(settings):
+    if wrong := quantised_with_vllm(args.use_vllm, quantised=True):
         raise RecipeError(" ".join(wrong))
 
 

@@ -19,19 +19,15 @@ def write_distribution(
     modules: Mapping[str, str | bytes] | None = None,
     version: str = "1.0",
 ) -> None:
-    """Write a distribution: its metadata and its files.
-
-    Entry points are names and targets by "reward", "hook" or "aggregation", or by a group; or they are the file's text.
-    """
+    """Write it with entry points by "reward", "hook" or "aggregation", or by a group, or as the file's text."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\n" + "A readme.\n" * 50)
     if isinstance(entry_points, Mapping):
-        entry_points = "\n".join(
-            line
-            for group, points in entry_points.items()
-            for line in (f"[{GROUPS.get(group, group)}]", *(f"{name} = {value}" for name, value in points.items()))
-        )
+        sections = []
+        for group, points in entry_points.items():
+            sections += [f"[{GROUPS.get(group, group)}]", *(f"{name} = {value}" for name, value in points.items())]
+        entry_points = "\n".join(sections)
     text = entry_points if isinstance(entry_points, bytes) else entry_points.encode()
     (info / "entry_points.txt").write_bytes(text)
     for path, source in (modules or {}).items():

@@ -17,7 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from trl_grpo_ext.cli.main import main
-from trl_grpo_ext.plugins import metadata
+from trl_grpo_ext.plugins import discovery
 
 COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
 _DECIDES_THE_OUTPUT = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTEST_CURRENT_TEST", "TRL_GRPO_EXT_PLUGINS")
@@ -26,7 +26,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left. In a terminal both streams arrive as `out`, with `\\r\\n` made `\\n`."""
+    """What a command left. In a terminal both streams arrive as `out`."""
 
     status: int
     out: str
@@ -34,7 +34,6 @@ class Finished:
 
     @property
     def plain(self) -> str:
-        """`out` without escape sequences."""
         return without_escapes(self.out)
 
 
@@ -60,10 +59,7 @@ def invoke(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """Run the command in this process. Modules from PYTHONPATH are forgotten afterwards.
-
-    With a width, both streams say that they are a terminal, and COLUMNS says how wide.
-    """
+    """Run the command in this process, with a width in a terminal. Modules from PYTHONPATH are forgotten afterwards."""
     changed = {"TERM": "xterm-256color", **(env or {}), **({} if color else {"NO_COLOR": "1"})}
     if width is not None:
         changed["COLUMNS"] = str(width)
@@ -77,7 +73,7 @@ def invoke(
         patch.setattr(sys, "path", [*path, *sys.path])
         importlib.invalidate_caches()
         if path:
-            metadata._packages.cache_clear()
+            discovery._packages.cache_clear()
         if cwd is not None:
             patch.chdir(cwd)
         out = _Stream(width is not None)
@@ -92,9 +88,8 @@ def invoke(
         except SystemExit as end:
             status = end.code or 0
         finally:
-            for name in set(sys.modules) - before:
-                file = getattr(sys.modules[name], "__file__", None) or ""
-                if file.startswith(tuple(path) or ("\0",)):
+            for name in set(sys.modules) - before if path else ():
+                if (getattr(sys.modules[name], "__file__", None) or "").startswith(tuple(path)):
                     del sys.modules[name]
     assert isinstance(status, int), status
     return Finished(status, out.written(), "" if err is out else err.written())
@@ -109,15 +104,11 @@ def run_command(*words: str | Path, env: Mapping[str, str] | None = None) -> Fin
 
 
 def without_escapes(text: str) -> str:
-    """Text as a terminal shows it: no colours, no links, no cursor movements."""
     return _ESCAPES.sub("", text)
 
 
 def assert_readable(out: str, width: int | None) -> None:
-    """No line is wider than the terminal, nothing is cut with an ellipsis, and no control character is left.
-
-    Without a width only the latter two are checked.
-    """
+    """No line is wider than the terminal, nothing is cut with an ellipsis, and no control character is left."""
     plain = without_escapes(out)
     assert "…" not in plain, plain
     for line in plain.split("\n"):

@@ -43,19 +43,14 @@ def test_audit_finds_an_unreadable_reference() -> None:
 @pytest.mark.slow
 def test_references_for_math_verify() -> None:
     (reward,) = load_rewards([{"name": "math_accuracy", "timeout": 0.5, "workers": 1}])
-    rows = [
-        {"problem": "a", "solution": "$\\frac{1}{2}$"},
-        {"problem": "a", "solution": "0.5"},
-        {"problem": "b", "solution": "see the proof above"},
-        {"problem": "c", "solution": "$9^{9^{9^9}}$"},
-        {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
-    ]
+    texts = ("$\\frac{1}{2}$", "0.5", "see the proof above", "$9^{9^{9^9}}$", "She has 3 of 4.\n#### 18")
+    rows = [{"solution": text} for text in texts]
     found = audit(reward, rows)
     assert problems(found) == [(2, "unparseable_reference"), (3, "unparseable_reference")]
     assert "digits" in found.findings[1].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:2]]
     assert audit(reward, as_answer, column="answer").column == "answer"
-    with pytest.raises(ConfigurationError, match=r"'solution'.*answer"):
+    with pytest.raises(ConfigurationError, match="'solution'"):
         audit(reward, as_answer)  # training would stop there
     reward.close()
 
@@ -81,19 +76,11 @@ def test_what_the_references_were_read_as() -> None:
     found = audit(reward, rows)
     assert problems(found) == [(4, "unparseable_reference")]
     assert "picked out" in found.findings[0].detail
-    assert [(one.read_as, one.left_over) for one in found.read] == [
-        ("3x-y+13=0", ""),
-        ("18", "apples"),
-        ("k \\text{ is even}", ""),
-        ("18", ""),
-        ("", "3 of 4"),
-    ]
-    assert [(one.row, one.read_as, one.left_over) for one in gsm8k([*GOOD, {"answer": "$18 a day"}]).read] == [
-        (0, "18", ""),
-        (1, "1234", ""),
-        (2, "5/2", ""),
-        (3, "18", "a day"),
-    ]
+    assert [one.read_as for one in found.read] == ["3x-y+13=0", "18", "k \\text{ is even}", "18", ""]
+    assert [one.left_over for one in found.read] == ["", "apples", "", "", "3 of 4"]
+    of_gsm8k = gsm8k([*GOOD, {"answer": "$18 a day"}]).read
+    assert [one.read_as for one in of_gsm8k] == ["18", "1234", "5/2", "18"]
+    assert [one.left_over for one in of_gsm8k] == ["", "", "", "a day"]
     reward.close()
 
 
@@ -102,10 +89,9 @@ def half_right(completions: list[str], target: list[str], **columns: Any) -> lis
 
 
 def test_a_reward_without_outcomes_is_right_from_1_on() -> None:
-    rows = [{"target": "a"}, {"target": "?"}, {"target": "a \n"}]
+    rows = [{"target": "a", "code": "a"}, {"target": "?", "code": "?"}, {"target": "a \n", "code": "b"}]
     assert problems(audit(half_right, rows, column="target")) == [(1, "none")]
-    short = [{"target": "a", "code": "b"}]
-    assert problems(audit(half_right, short, column="target", completions="code")) == [(0, "wrong")]
+    assert problems(audit(half_right, rows, column="target", completions="code")) == [(1, "none"), (2, "wrong")]
 
 
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
@@ -120,12 +106,13 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
+def test_audit_command(files: Path) -> None:
     done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
-    assert done.status == 0, done
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
-    limited = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3")
-    assert limited.status == 0
+    assert invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3").status == 0
+    for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
+        refused = invoke("audit", files / "good.jsonl", "--reward", *words)
+        assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)
     (files / "mixed.jsonl").write_text('{"prompt": "?"}\n{"answer": "#### 3"}\n', encoding="utf-8")
     mixed = invoke("audit", files / "mixed.jsonl", "--reward", "gsm8k_accuracy", "--json")
     assert [finding["row"] for finding in json.loads(mixed.out)["findings"]] == [0]  # which has no answer
@@ -140,7 +127,7 @@ def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> Non
         assert_readable(done.out.rpartition("\r")[2], width)  # after the progress bar, which is taken away
     else:
         assert "\x1b" not in done.out
-    seen = "".join(character for character in done.plain if character not in " \n│┃")
+    seen = "".join(done.plain.split())
     assert all(text in seen for text in ("[red]x[/red]", "\\x1b[31m", "\\u202e"))
     assert seen.count("y") >= 120 + 80  # folded, not cut: the reference, and what the reward says of it
     assert "\u202e" not in done.out
@@ -150,43 +137,16 @@ def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> Non
     assert [finding["row"] for finding in found["findings"]] == [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "message"),
-    [
-        ("good.jsonl", ("--reward", "think_format"), "names no column of references"),
-        ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
-    ],
-)
-def test_the_command_exits_with_2_and_one_line_where_it_cannot(
-    files: Path, name: str, words: tuple[str, ...], message: str
-) -> None:
-    done = invoke("audit", files / name, *words)
-    assert (done.status, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("empty.jsonl", "", "no rows to audit"),
-        ("empty.parquet", "", "could not be loaded"),
-        ("binary.jsonl", "\x00\xff", "cannot be read"),
-        ("x" * 300, None, "could not be loaded"),
-    ],
-    ids=lambda value: str(value)[:12],
-)
-def test_odd_files_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, says: str
-) -> None:
+def test_audit_refuses_odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path(name).write_text(content, encoding="latin-1")
-    with pytest.raises(ConfigurationError, match=says):
-        audit(half_right, _rows(name, None, "train", None))
+    for name, content in {"empty.jsonl": "", "empty.parquet": "", "binary.jsonl": "\x00\xff", "x" * 300: None}.items():
+        if content is not None:
+            Path(name).write_text(content, encoding="latin-1")
+        with pytest.raises(ConfigurationError):
+            audit(half_right, _rows(name, None, "train", None))
 
 
-def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:
+def test_audit_finds_tests_that_cannot_fail() -> None:
     code = "def add(a, b):\n    return a + b"
     tests = [
         ["assert add(1, 2) == 3"],

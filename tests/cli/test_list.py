@@ -15,9 +15,8 @@ from trl_grpo_ext.cli.console import kind_of
 from trl_grpo_ext.plugins.kinds import FACTS, KINDS
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {
-    *("kind", "name", "aliases", "distribution", "version", "builtin", "target", "state", "detail", "summary"),
-}
+Listed = dict[tuple[str, str], dict[str, Any]]
+OF_INFO = {"kind", "name", "aliases", "distribution", "version", "builtin", "target"}
 DOCUMENTED = '''
 def reward(completions, **columns):
     """Score 1.0 e.g. always. And more
@@ -36,10 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("path")
     fine = {"reward": {"fine": "st_fine:reward"}, "trl_grpo_ext.rewards.aliases": {"good": "fine", "well": "fine"}}
     write_distribution(folder, "st-fine", fine, {"st_fine.py": MARKED + DOCUMENTED}, version="2.5")
-    for twin in ("st-a", "st-b"):
-        module = twin.replace("-", "_")
-        twins = {"hook": {"twin": f"{module}:Hook"}}
-        write_distribution(folder, twin, twins, {f"{module}.py": f'{MARKED}class Hook:\n    """Of {twin}."""\n'})
+    for twin in ("st_a", "st_b"):
+        code = f'{MARKED}class Hook:\n    """Of {twin}."""\n'
+        write_distribution(folder, twin.replace("_", "-"), {"hook": {"twin": f"{twin}:Hook"}}, {f"{twin}.py": code})
     twice = "[trl_grpo_ext.rewards]\ndouble = st_twice:one\ndouble = st_twice:other\n"
     write_distribution(folder, "st-twice", twice, {"st_twice.py": f"{MARKED}def one(): ...\ndef other(): ...\n"})
     gone = {"aggregation": {"gone": "st_gone.nowhere:X", "outside": "../../etc/passwd:X"}}
@@ -50,32 +48,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def listed(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+def listed(folder: Path) -> Listed:
     """What `list --json` prints of them, by distribution and name."""
-    done = invoke("list", "--json", env={"PYTHONPATH": str(folder)})
-    assert done.status == 0
-    entries = json.loads(done.out)
+    entries = json.loads(invoke("list", "--json", env={"PYTHONPATH": str(folder)}).out)
     return {(entry["distribution"], entry["name"]): entry for entry in entries}
 
 
-def test_list_has_every_builtin_ready(
-    listed: dict[tuple[str, str], dict[str, Any]],
-) -> None:
+def test_list_has_every_builtin_ready(listed: Listed) -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    kinds = {FACTS[kind].group.removeprefix("trl_grpo_ext."): kind for kind in KINDS}
-    declared = {
-        (kinds[group.removeprefix("trl_grpo_ext.")], name, target)
-        for group, points in groups.items()
-        for name, target in points.items()
-        if group.removeprefix("trl_grpo_ext.") in kinds
-    }
+    declared = {(kind, name, target) for kind in KINDS for name, target in groups[FACTS[kind].group].items()}
     ours = [entry for entry in listed.values() if entry["builtin"]]
     assert {(entry["kind"], entry["name"], entry["target"]) for entry in ours} == declared
     assert {entry["state"] for entry in ours} == {"ready"}
     assert {entry["distribution"] for entry in ours} == {"trl-grpo-ext"}
     of_hooks = groups["trl_grpo_ext.advantage_hooks.aliases"]
     assert {alias: e["name"] for e in ours if e["kind"] == "advantage_hook" for alias in e["aliases"]} == of_hooks
-    assert all(entry.keys() == FIELDS for entry in listed.values())
+    assert all(entry.keys() == OF_INFO | {"state", "detail", "summary"} for entry in listed.values())
     for entry in ours:  # the line of docs is the first sentence that Python would give
         module, _, attribute = entry["target"].partition(":")
         text = inspect.getdoc(getattr(importlib.import_module(module), attribute)) or ""
@@ -95,9 +83,7 @@ def test_list_has_every_builtin_ready(
         ("st-twice", "double", "ambiguous", "Say which one you mean: st_twice:one or st_twice:other"),
     ],
 )
-def test_states(
-    listed: dict[tuple[str, str], dict[str, Any]], distribution: str, name: str, state: str, detail: str
-) -> None:
+def test_states(listed: Listed, distribution: str, name: str, state: str, detail: str) -> None:
     entry = listed[distribution, name]
     assert entry["state"] == state, entry
     assert detail in entry["detail"]
@@ -106,7 +92,6 @@ def test_states(
 
 def test_list_as_text(folder: Path) -> None:
     done = invoke("list", env={"PYTHONPATH": str(folder)})
-    assert done.status == 0
     assert "\nfine (good) (well)  st-fine 2.5, ready\n  Score 1.0 e.g. always.\n" in done.out
     assert done.out.count("st-twice 1.0, ambiguous\n") == 2
     assert "\x1b" not in done.out
@@ -114,21 +99,16 @@ def test_list_as_text(folder: Path) -> None:
 
 def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> None:
     env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "st-a"}
-    done = invoke("list", "hooks", "--json", env=env)
-    states = {entry["distribution"]: entry["state"] for entry in json.loads(done.out) if entry["name"] == "twin"}
-    assert states == {"st-a": "ready", "st-b": "blocked"}
+    hooks = json.loads(invoke("list", "hooks", "--json", env=env).out)
+    twins = {entry["distribution"]: entry["state"] for entry in hooks if entry["name"] == "twin"}
+    assert twins == {"st-a": "ready", "st-b": "blocked"}
 
 
 def test_list_refuses_unknown_kind_and_distribution() -> None:
-    done = invoke("list", "rewrds")
-    assert (done.status, done.out) == (2, "")
-    assert (
-        "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation, filter, token-loss and sampler."
-        in done.err
-    )
-    done = invoke("list", "--distribution", "trl-grpo-exd")
-    assert (done.status, done.out) == (2, "")
-    assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
+    for words, says in ((["rewrds"], "'rewrds'"), (["--distribution", "trl-grpo-exd"], "Did you mean 'trl-grpo-ext'?")):
+        done = invoke("list", *words)
+        assert (done.status, done.out) == (2, "")
+        assert says in done.err
 
 
 @pytest.mark.parametrize("word", ["token-losses", "Hook", "prompt_sampler"])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import make_forward, make_rollout, mask_of, padded
 from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.credit.chain import HookChain, change_tables, metrics_of
-from trl_grpo_ext.credit.metrics import change_metrics, change_table
+from trl_grpo_ext.credit.chain import Change, HookChain, change_tables, metrics_of
 from trl_grpo_ext.credit.signal import SkipZeroVariance
 from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginTypeError
 from trl_grpo_ext.types import ROLES, HookDeclaration, acting_order, role_of
@@ -37,15 +36,18 @@ def adding(number: float, *stages: str) -> Any:
 
 def test_metrics_of_a_change_by_hand_and_by_parts() -> None:
     before, after = padded([[1, 1, 1], [-2, -2, 7]]), padded([[1, -1, 3], [-2, 0, -9]])  # the last token is padding
-    table = change_table(before, after, mask_of([3, 2]))
-    found = {name.removeprefix("advantage/x/"): value for name, value in change_metrics("x", table).items()}
+    change = Change("x", before, after)
+    table = change_tables([change], mask_of([3, 2]))
+    found = {name.removeprefix("advantage/x/"): value for name, value in metrics_of([change], table).items()}
     assert found["mean"] == pytest.approx((1 - 1 + 3 - 2 + 0) / 5)
     assert found["std"] == pytest.approx(math.sqrt((1 + 1 + 9 + 4 + 0) / 5 - 0.2**2))
     assert found["sign_flips"] == pytest.approx(1 / 5)  # to zero is no flip
     assert found["mass_moved"] == pytest.approx((0 + 2 + 2 + 0 + 2) / (1 + 1 + 1 + 2 + 2))
-    parts = [change_table(before[row], after[row], mask_of([3, 2])[row]) for row in (slice(1), slice(1, 2))]
+    rows = (slice(1), slice(1, 2))
+    parts = [change_tables([Change("x", before[row], after[row])], mask_of([3, 2])[row]) for row in rows]
     torch.testing.assert_close(torch.cat(parts), table)
-    alike = change_metrics("x", change_table(torch.zeros(5, 7), torch.full((5, 7), 1 / 3), mask_of([7] * 5)))
+    change = Change("x", torch.zeros(5, 7), torch.full((5, 7), 1 / 3))
+    alike = metrics_of([change], change_tables([change], mask_of([7] * 5)))
     assert alike["advantage/x/std"] == pytest.approx(0.0, abs=1e-6)
     assert math.isnan(alike["advantage/x/mass_moved"])  # nothing came in
 

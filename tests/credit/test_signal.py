@@ -15,9 +15,9 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import PATIENCE, HookChain, change_tables
 from trl_grpo_ext.credit.signal import (
     SkipZeroVariance,
+    groups_of,
     has_signal,
     rewards_are_equal,
-    share_without_signal,
     signal_of,
     signal_table,
     with_signal_only,
@@ -118,7 +118,7 @@ def test_signal_beside_credit_for_equal_groups(hooks: list[Any]) -> None:
     expected = [True] * 4 + ["equal rewards"] * 4 + [True] * 4 + ["equal rewards"] * 4
     assert Signal().keep(rollout) == expected
     assert with_signal_only(rollout).totals.prompts == 2
-    assert share_without_signal(signal_table(rollout)) == 0.5
+    assert groups_of(signal_table(rollout)).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("hooks", [["teacher_log_ratio"], ["turn_rewards"], ["gigpo"], ["process_rewards"]], ids=str)

@@ -27,8 +27,8 @@ def test_policy_defaults_by_whose_fault() -> None:
 def test_each_outcome_can_be_changed() -> None:
     changed = {"timeout": None, "wrong": -1, "right": 2.5, "error": 0.0, "died": "raise"}
     policy = OutcomePolicy("r", EVERY, changed)
-    scores = policy.scores(judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED))
-    assert scores == [None, -1.0, 2.5, 0.0, 0.0]
+    outcomes = judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED)
+    assert policy.scores(outcomes) == [None, -1.0, 2.5, 0.0, 0.0]
     with pytest.raises(RewardError, match="'died'"):
         policy.scores(judged(Outcome.DIED))
 

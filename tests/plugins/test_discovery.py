@@ -12,33 +12,25 @@ pytestmark = pytest.mark.slow
 __all__ = ["plugin_environment", "plugin_wheels"]  # fixtures
 
 GOOD = {
-    ("reward", "target_length"),
-    ("reward", "has_digit"),
-    ("reward", "count_word"),
-    ("advantage_hook", "scale"),
-    ("loss_aggregation", "first_token"),
+    "target_length": "reward",
+    "has_digit": "reward",
+    "count_word": "reward",
+    "scale": "advantage_hook",
+    "first_token": "loss_aggregation",
 }
-
-
 BROKEN_ONES: dict[str, tuple[str, list[str]]] = {
     "raises": (
         "RuntimeError: boom at import",
-        ["tge-raises 0.1.0", "'tge_raises.boom:reward'", "trl_grpo_ext.rewards", "RuntimeError: boom at import"],
+        ["tge-raises 0.1.0", "'tge_raises.boom:reward'", "trl_grpo_ext.rewards"],
     ),
-    "needs_missing": (
-        "ModuleNotFoundError: No module named 'tge_no_such_dependency'",
-        ["tge-raises 0.1.0", "ModuleNotFoundError: No module named 'tge_no_such_dependency'"],
-    ),
-    "exits": (
-        "SystemExit: tge-exits has had enough",
-        ["tge-exits 0.1.0", "SystemExit: tge-exits has had enough", "must export a function"],
-    ),
+    "needs_missing": ("ModuleNotFoundError: No module named 'tge_no_such_dependency'", ["tge-raises 0.1.0"]),
+    "exits": ("SystemExit: tge-exits has had enough", ["tge-exits 0.1.0", "must export a function"]),
     "no_attribute": (
         "AttributeError: module 'tge_no_attribute' has no attribute 'lenght'",
         ["tge-no-attribute 0.1.0", "has no attribute 'lenght'. Did you mean 'length'?"],
     ),
 }
-"""By name of the reward: the cause of the error, and what its message says."""
+"""By name of the reward: the cause of the error, and what its message says beside it."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +74,7 @@ answer["colons"] = [attempt(plugins.resolve, "reward", text) for text in colons]
 
 def test_available_shows_provenance_without_imports(seen: dict[str, Any]) -> None:
     infos = seen["infos"]
-    assert {(i["kind"], i["name"]) for i in infos if i["distribution"] == "tge-good"} == GOOD
+    assert {i["name"]: i["kind"] for i in infos if i["distribution"] == "tge-good"} == GOOD
     assert {"tge-slow", "tge-twin-a", "tge-twin-b", "trl-grpo-ext", *BROKEN} <= {i["distribution"] for i in infos}
     assert {i["distribution"] for i in infos if i["builtin"]} == {"trl-grpo-ext"}
     assert next(i for i in infos if i["name"] == "scale") == {
@@ -99,8 +91,7 @@ def test_available_shows_provenance_without_imports(seen: dict[str, Any]) -> Non
     sources = ["tge-slow", "tge-raises", "tge-exits", "tge-good", "tge-good", "tge-slow"]
     assert seen["found"] == [f"{name} 0.1.0" for name in sources]
     assert seen["alias"] == "first_token"
-    no_alias = "No installed distribution offers the loss aggregation 'of_nothing'"
-    assert no_alias in seen["alias of nothing"]["message"]
+    assert "'of_nothing'" in seen["alias of nothing"]["message"]
     assert seen["imported by finding"] == []
 
 
@@ -120,8 +111,8 @@ def test_loading_a_broken_plugin_tells_all(seen: dict[str, Any]) -> None:
     for (name, (cause, says)), answer in zip(BROKEN_ONES.items(), seen["broken"], strict=True):
         assert answer["type"] == "BrokenPluginError", name
         assert f"{answer['cause']}: {answer['cause_message']}" == cause, name
-        for text in says:
-            assert text in answer["message"], name
+        assert all(text in answer["message"] for text in says), name
+        assert name == "no_attribute" or cause in answer["message"], name
 
 
 def test_two_distributions_with_one_name(seen: dict[str, Any]) -> None:

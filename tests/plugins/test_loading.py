@@ -4,7 +4,6 @@ import functools
 import pickle
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli.distributions import write_distribution
-from tests.interrupts import interruptible
+from tests.support import length_reward
 from trl_grpo_ext.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -46,13 +45,10 @@ KINDS = ("reward", "advantage_hook", "loss_aggregation", "group_filter")
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("think_format", Selection("think_format")),
         (" think_format ", Selection("think_format")),
         ("some-dist:think_format", Selection("think_format", "some-dist")),
         ("pkg.mod:Class.attr", Selection("Class.attr", "pkg.mod")),
-        ({"name": "a"}, Selection("a")),
         ({"name": "d:a", "weight": 2, "alpha": [1]}, Selection("a", "d", {"alpha": [1]}, 2.0)),
-        ({"name": "a", "weight": -0.5}, Selection("a", weight=-0.5)),
         ("{name: think_format, weight: 0.2}", Selection("think_format", weight=0.2)),
         (
             " {name: d:a, weight: 1e-3, alpha: 2E5, tag: 1e, n: 3}",
@@ -77,7 +73,7 @@ def test_every_way_to_write_a_selection(value: Any, expected: Selection) -> None
         ({"name": "a", "weight": "1e-3"}, "write it with a point, as in 1.0e-3"),
         ("{name: a, weight: .inf}", "is inf; it must be a finite number"),
         ("{name: a, on: 1}", "YAML reads on, off, yes, no"),
-        ("{name: a, when: 2020-99-99}", "is not YAML: month must be in 1..12"),
+        ("{name: a, when: 2020-99-99}", "cannot be read: month must be in 1..12"),
     ],
 )
 def test_what_is_no_selection(value: Any, says: str) -> None:
@@ -85,10 +81,9 @@ def test_what_is_no_selection(value: Any, says: str) -> None:
         parse_selection("reward", value)
 
 
-@pytest.mark.parametrize("kind", ["advantage_hook", "loss_aggregation"])
-def test_only_rewards_have_a_weight(kind: Any) -> None:
+def test_only_rewards_have_a_weight() -> None:
     with pytest.raises(ConfigurationError, match="weight"):
-        parse_selection(kind, {"name": "a", "weight": 1.0})
+        parse_selection("loss_aggregation", {"name": "a", "weight": 1.0})
 
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -132,18 +127,15 @@ def test_near_names_and_names_of_another_kind() -> None:
         find("reward", "pkg.mod.fn")
 
 
-@pytest.mark.parametrize("value", [",", "none,tge-good", " , "])
-def test_variable_that_says_nothing_clear(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
-    with pytest.raises(ConfigurationError, match="commas"):
-        find("reward", "think_format")
-
-
-@pytest.mark.parametrize("value", ["  ", "NONE", "trl-grpo-ext"])
-def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
-    assert find("reward", "think_format").builtin
-    assert find("reward", "trl_grpo_ext.rewards:anything").builtin
+def test_variable_and_the_built_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("  ", "NONE", "trl-grpo-ext"):
+        monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
+        assert find("reward", "think_format").builtin
+        assert find("reward", "trl_grpo_ext.rewards:anything").builtin
+    for value in (",", "none,tge-good"):
+        monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
+        with pytest.raises(ConfigurationError, match="commas"):
+            find("reward", "think_format")
 
 
 SOURCE = """
@@ -172,11 +164,6 @@ class Factory:
         return [1.0]
 
 
-class OpenEnded(Factory):
-    def __init__(self, **options):
-        self.options = options
-
-
 class Slots:
     __slots__ = ()
 
@@ -190,11 +177,6 @@ class Frozen:
 
     def __call__(self, **columns):
         return []
-
-
-class Named(Slots):
-    def __init__(self):
-        self.__name__ = "its_own_name"
 
 
 class Refuses:
@@ -259,18 +241,16 @@ number = 3
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Write modules where the interpreter finds them, and forget them again."""
-    before = set(sys.modules)
 
     def write(name: str, source: str) -> None:
         path = tmp_path / f"{name.replace('.', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(source))
+        path.write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
 
     yield write
-    for name in set(sys.modules) - before:
-        if name.startswith("own_"):
-            del sys.modules[name]
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -321,9 +301,7 @@ def test_dotted_path_that_leads_nowhere(write_module: Callable[..., None], path:
 
 def test_dotted_path_whose_module_fails(write_module: Callable[..., None]) -> None:
     write_module("own_fails", "1 / 0")
-    with pytest.raises(
-        BrokenPluginError, match=r"your own module own_fails cannot be loaded: .* ZeroDivisionError"
-    ) as c:
+    with pytest.raises(BrokenPluginError, match=r"own module own_fails .* ZeroDivisionError") as c:
         resolve("reward", "own_fails:x")
     assert isinstance(c.value.__cause__, ZeroDivisionError)
     assert "entry point" not in str(c.value)
@@ -341,9 +319,7 @@ def test_metadata_without_its_package(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_distribution_that_declares_a_name_twice(write_module: Callable[..., None], tmp_path: Path) -> None:
-    write_module(
-        "own_twice", "def one(completions, **columns): return []\ndef other(completions, **columns): return []"
-    )
+    write_module("own_twice", "def one(completions): return []\ndef other(completions): return []")
     points = "twice = own_twice:one\ntwice = own_twice:other\nsame = own_twice:one\nsame = own_twice:one\n"
     write_distribution(tmp_path, "twice-dist", f"[trl_grpo_ext.rewards]\n{points}")
     for name in ("twice", "twice-dist:twice"):
@@ -357,12 +333,6 @@ def test_same_distribution_in_two_folders_is_the_first(tmp_path: Path, monkeypat
         write_distribution(tmp_path / folder, "dup-one", {"reward": {f"of_{folder}": "dup:reward"}})
         monkeypatch.syspath_prepend(tmp_path / folder)
     assert {info.name for info in available() if info.distribution == "dup-one"} == {"of_one"}
-
-
-def test_ctrl_c_at_import_passes(write_module: Callable[..., None]) -> None:
-    write_module("own_interrupted", "import os, signal; os.kill(os.getpid(), signal.SIGINT)")
-    with interruptible(), pytest.raises(KeyboardInterrupt):
-        resolve("reward", "own_interrupted:x")
 
 
 def _with(name: str, **parameters: Any) -> dict[str, Any]:
@@ -380,29 +350,19 @@ def test_function_with_parameters_is_a_picklable_partial(own: ModuleType) -> Non
 def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
     [reward] = load_rewards(_with("Factory", target=4))
     assert (reward.target, reward.slack) == (4, 2)
-    assert pickle.loads(pickle.dumps(reward)).__name__ == "Factory"
-    assert resolve("reward", _with("OpenEnded", anything=1)).object.options == {"anything": 1}
     assert resolve("reward", "own_plugins:instance").object is own.instance
 
 
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
-        (
-            _with("plain", scael=2.0),
-            "no parameter 'scael'. Did you mean 'scale'? It takes: answer, scale=1.0, shift=0.0.",
-        ),
-        (
-            _with("plain", wieght=0.5),
-            "Did you mean 'weight'? It takes: answer, scale=1.0, shift=0.0. Any selection of a reward may also have: "
-            "weight, guard.",
-        ),
+        (_with("plain", scael=2.0), "'scael'. Did you mean 'scale'? It takes: answer, scale=1.0, shift=0.0. Any "),
+        (_with("plain", wieght=0.5), "Did you mean 'weight'?"),
         (_with("plain", completions=[]), "no parameter 'completions'."),
         (_with("positional", factor=1), "no parameter 'factor'. It takes: nothing."),
         (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
         (_with("Factory", slack=2), "missing 1 required positional argument: 'target'"),
         (_with("instance", target=1), "already built: it takes no parameters, and was given target=1"),
-        (_with("Refuses", threshold=1), "refused its parameters (threshold=1) with ValueError: no, thank you"),
         (_with("Refuses", error="TypeError"), "with TypeError: no, thank you"),
         (_with("Refuses", threshold="1e-3"), "YAML 1.1 reads threshold='1e-3' as a string"),
     ],
@@ -435,27 +395,20 @@ def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
     ],
 )
 def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, says: str) -> None:
-    for wanted in (f"own_plugins:{name}", getattr(own, name)):
-        wanted = wanted() if isinstance(wanted, type) else wanted
+    exported = getattr(own, name)
+    for wanted in (f"own_plugins:{name}", exported() if isinstance(exported, type) else exported):
         with pytest.raises(PluginTypeError, match=re.escape(says)):
             resolve(kind, wanted)
+    with pytest.raises(PluginTypeError, match=r"class Late.*Late\(\.\.\.\)"):  # in place of its instance
+        resolve("advantage_hook", own.Late)
 
 
 def test_load_refuses_a_newer_contract(own: ModuleType) -> None:
-    says = (
-        "'Newer' from your own module own_plugins: It was written for version 99 of the plugin contract, and this trl"
-    )
-    with pytest.raises(PluginContractError, match=says):
+    with pytest.raises(PluginContractError, match=r"'Newer' from your own module own_plugins: .*version 99"):
         load_advantage_hooks("own_plugins:Newer")
     for version in (None, CONTRACT_VERSION):
         own.plain.declares = RewardDeclaration(contract_version=version)
         assert load_rewards("own_plugins:plain") == [own.plain]
-
-
-def test_class_in_place_of_its_instance(own: ModuleType) -> None:
-    for kind, name in (("reward", "Factory"), ("advantage_hook", "Early"), ("loss_aggregation", "Weighs")):
-        with pytest.raises(PluginTypeError, match=rf"class {name}.*{name}\(\.\.\.\)"):
-            resolve(kind, getattr(own, name))  # type: ignore[arg-type]
 
 
 def test_stubs_inherited_from_a_protocol_are_not_methods() -> None:
@@ -494,23 +447,12 @@ def test_plugins_carry_the_name_by_which_they_were_selected(
 def test_reward_list_has_weights_and_the_names_that_trl_gives(own: ModuleType) -> None:
     from trl.trainer.utils import get_callable_name
 
-    def mine(completions: list[str], **columns: Any) -> list[float]:
-        return [0.0] * len(completions)
-
-    rewards = load_rewards(
-        [
-            "{name: own_plugins:Factory, target: 1, weight: 0.25}",
-            _with("plain", scale=2.0, weight=2),
-            mine,
-            "own_plugins:Slots",
-            "own_plugins:Frozen",
-            "own_plugins:Named",
-            "own_plugins:Factory.nested",
-        ]
-    )
+    weighed = ["{name: own_plugins:Factory, target: 1, weight: 0.25}", _with("plain", scale=2.0, weight=2)]
+    others = ["own_plugins:Slots", "own_plugins:Frozen", "own_plugins:Factory.nested"]
+    rewards = load_rewards([*weighed, length_reward, *others])
     assert isinstance(rewards, list)
-    assert rewards.weights == [0.25, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert rewards.names == ["Factory", "plain", "mine", "Slots", "Frozen", "its_own_name", "nested"]
+    assert rewards.weights == [0.25, 2.0, 1.0, 1.0, 1.0, 1.0]
+    assert rewards.names == ["Factory", "plain", "length_reward", "Slots", "Frozen", "nested"]
     assert rewards.names == [get_callable_name(reward) for reward in rewards]
 
 
@@ -533,16 +475,12 @@ def test_one_selection_or_several(own: ModuleType) -> None:
 
 
 def test_rewards_of_one_name_get_a_number(own: ModuleType) -> None:
-    from trl.trainer.utils import get_callable_name
-
     def plain_2(completions: list[str], **columns: Any) -> list[float]:
         return [0.0] * len(completions)
 
     given = ["own_plugins:plain", _with("plain", scale=2.0), own.plain, plain_2, _with("plain", scale=3.0)]
     rewards = load_rewards(given)
     assert rewards.names == ["plain", "plain_3", "plain_4", "plain_2", "plain_5"]
-    theirs = [get_callable_name(reward) for reward in rewards]
-    assert theirs == ["plain", "plain", "plain", "plain_2", "plain"]  # in TRL's own trainer
     assert rewards[0] is own.plain
     assert own.plain.__name__ == "plain", "what was passed in stays as it is"
     assert [reward(completions=["abc"], answer=[""]) for reward in rewards] == [[3.0], [6.0], [3.0], [0.0], [9.0]]
@@ -553,8 +491,7 @@ def test_load_numbers_objects_without_changing_them(own: ModuleType) -> None:
     mine = own.Factory(9)
     rewards = load_rewards([_with("Factory", target=1), _with("Factory", target=2), mine, "own_plugins:instance"])
     assert rewards.names == ["Factory", "Factory_2", "Factory_3", "Factory_4"]
-    assert (type(rewards[1]), rewards[1].__name__) == (own.Factory, "Factory_2")
-    assert rewards[2] is mine
+    assert pickle.loads(pickle.dumps(rewards[1])).__name__ == "Factory_2"
     assert not hasattr(mine, "__name__")
     assert not hasattr(own.instance, "__name__")
     weighed = [load_rewards(_with("instance", weight=weight))[0] for weight in (0.5, 2.0)]
@@ -562,7 +499,6 @@ def test_load_numbers_objects_without_changing_them(own: ModuleType) -> None:
     assert vars(own.instance) == {"target": 7, "slack": 2}
     frozen = load_rewards(["own_plugins:Slots", "own_plugins:Slots", _with("Frozen"), _with("Frozen", alpha=2.0)])
     assert frozen.names == ["Slots", "Slots_2", "Frozen", "Frozen_2"]  # the trainer's metrics, not the objects
-    assert frozen[3].alpha == 2.0
 
 
 def test_every_alias_selects_its_plugin_and_is_listed() -> None:

@@ -59,6 +59,13 @@ def test_recorder_samples_the_same_groups_resumed() -> None:
     assert [chosen(resumed, step) for step in range(5, 8)] == steps[5:]
 
 
+def test_recorder_numbers_members_of_a_group_whose_rows_are_apart() -> None:
+    words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
+    recorder = TokenRecorder(4, seed=0)
+    recorder.start(make_rollout([2] * 4, groups=[0, 1, 0, 1], tokenizer=words), torch.arange(4), [])
+    assert [(one["group"], one["member"]) for one in recorder.records()] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
 def test_parts_and_the_part_of_each_token() -> None:
     words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
     first = Parts([Part("x", 1.0, places=(0, 2)), Part("y", 0.5, places=(1, 3)), Part("tone", 0.25)])

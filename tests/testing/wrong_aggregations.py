@@ -1,6 +1,6 @@
 """Aggregations of which each breaks one rule, and some that keep them all.
 
-Most are made of a function: what is counted of a rollout, or what becomes of the sum of a micro-batch's losses.
+Most are made of a function: of a rollout, or of the sum of a micro-batch's losses.
 """
 
 import os
@@ -18,27 +18,14 @@ class Right:
     """A token mean by weights."""
 
     def weights(self, rollout: Any) -> torch.Tensor:
-        return self.counted(rollout) / max(rollout.totals.tokens, 1)
-
-    def counted(self, rollout: Any) -> Any:
-        return rollout.mask_B_T
-
-
-class Counts(Right):
-    """The same of something else than the mask."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.counted = function  # type: ignore[method-assign]
+        return rollout.mask_B_T / max(rollout.totals.tokens, 1)
 
 
 class Weighs:
     """Weights by a function of the rollout."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def weights(self, rollout: Any) -> torch.Tensor:
-        return self.function(rollout)
+        self.weights = function
 
 
 class LocalReduce:
@@ -52,7 +39,8 @@ class Reduces:
     """The sum of the losses as a function makes it, of the totals."""
 
     def __init__(self, function: Callable[[torch.Tensor, Any], Any], *needs: str) -> None:
-        self.function, self.declares = function, AggregationDeclaration(needs=needs)
+        self.function = function
+        self.declares = AggregationDeclaration(needs=needs)
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
         return self.function(torch.where(mask_B_T > 0, loss_B_T, 0.0).sum(), totals)
@@ -61,13 +49,6 @@ class Reduces:
 def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
     """The token mean of the optimizer step."""
     return total * totals.processes * totals.step.micro_batches / max(totals.step.tokens, 1)
-
-
-class ReducesInPlace:
-    declares = AggregationDeclaration(needs=("step_totals",))
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
-        return token_mean(torch.where(mask_B_T.mul_(1.0) > 0, loss_B_T, 0.0).sum(), totals)
 
 
 SOUND = [Right(), Reduces(token_mean, "step_totals"), LocalReduce()]
@@ -118,37 +99,32 @@ def noise() -> float:
 
 
 tokens_of_this_rank = Weighs(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.sum().clamp(min=1.0))
-counts_places = Weighs(places)
-advantage = Counts(lambda rollout: rollout.mask_B_T * rollout.advantages_B_T)
-detaches = Reduces(lambda total, totals: total.detach())
 
 BREAKS: list[tuple[str, Any]] = [
-    ("aggregation.run", Counts(lambda rollout: rollout.columns["difficulty"])),
-    ("aggregation.run", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
-    ("aggregation.run", Reduces(lambda total, totals: float(total))),
-    ("aggregation.run", advantage),
+    ("aggregation.run", Weighs(lambda rollout: rollout.lengths_B.unsqueeze(1))),
+    ("aggregation.run", Weighs(lambda rollout: rollout.mask_B_T * rollout.advantages_B_T)),
+    ("aggregation.run", Weighs(lambda rollout: rollout.mask_B_T.mul_(1.0))),
     # huggingface/trl#6369, the other way round: what is masked is counted
-    ("aggregation.run", Counts(lambda rollout: rollout.completion_mask_B_T)),
+    ("aggregation.run", Weighs(lambda rollout: rollout.completion_mask_B_T)),
     ("aggregation.run", ReducesEverything),
-    ("aggregation.live", Counts(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
+    ("aggregation.run", Reduces(lambda total, totals: float(total))),
+    ("aggregation.run", Reduces(lambda total, totals: total.detach())),
+    ("aggregation.run", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
+    ("aggregation.determinism", Weighs(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
     ("aggregation.odd_batches", Weighs(mean_of_each_row)),
     ("aggregation.odd_batches", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
-    ("aggregation.micro_batches", Counts(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
+    ("aggregation.live", Weighs(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
+    ("aggregation.padding", Weighs(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
+    ("aggregation.padding", Weighs(padding_too)),
+    ("aggregation.long", Weighs(lambda rollout: rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1))),
+    ("aggregation.dtype", Weighs(through_numpy)),
+    ("aggregation.micro_batches", Weighs(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
     ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, "step_totals")),
+    ("aggregation.order", Weighs(places)),
     ("aggregation.ranks", tokens_of_this_rank),
     ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, "step_totals")),
-    ("aggregation.ranks", Counts(gather_sometimes)),
+    ("aggregation.ranks", Weighs(gather_sometimes)),
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
-    ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
-    ("aggregation.order", counts_places),
-    ("aggregation.padding", Counts(padding_too)),
-    ("aggregation.run", detaches),
-    ("aggregation.run", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
-    ("aggregation.run", ReducesInPlace),
-    ("aggregation.run", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),
-    ("aggregation.determinism", Counts(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
-    ("aggregation.dtype", Counts(through_numpy)),
-    ("aggregation.long", Counts(lambda rollout: rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1))),
 ]
 
-HANGS: list[tuple[str, Any]] = [("aggregation.run", Counts(lambda rollout: time.sleep(1000)))]
+HANGS: list[tuple[str, Any]] = [("aggregation.run", Weighs(lambda rollout: time.sleep(1000)))]

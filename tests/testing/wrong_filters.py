@@ -1,6 +1,7 @@
 """Group filters of which each breaks one rule, and two that keep them all. Most are a function of the rollout."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -31,10 +32,7 @@ class Keeps:
     """A filter by a function."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def keep(self, rollout: Any) -> Any:
-        return self.function(rollout)
+        self.keep = function
 
 
 def solved(rollout: Any) -> torch.Tensor:
@@ -67,40 +65,17 @@ def own_rows(rollout: Any) -> torch.Tensor:
     return group_mean(rollout.rewards_B.nan_to_num(), groups_B) > 0.4
 
 
-def gather_sometimes(rollout: Any) -> torch.Tensor:
-    if rollout.local_rows.start in (0, None):
-        rollout.gather(rollout.rewards_B)
-    return all_alike(rollout)
-
-
-def write(rollout: Any) -> torch.Tensor:
-    rollout.mask_B_T.mul_(1.0)
-    return all_alike(rollout)
-
-
-CALLS: list[int] = []
-
-
-def another_at_each_call(rollout: Any) -> torch.Tensor:
-    CALLS.append(1)
-    return all_alike(rollout, len(CALLS) % 2 == 0)
-
-
+CALLS = count()
 SOUND = [Right(), ReadsAdvantages()]
 
 BREAKS: list[tuple[str, Any]] = [
     ("filter.run", Keeps(lambda rollout: rollout.advantages_B_T.abs().sum(dim=1) > 0)),  # which it does not declare
     ("filter.run", Keeps(lambda rollout: torch.ones(rollout.totals.prompts, dtype=torch.bool))),
-    (
-        "filter.run",
-        Keeps(lambda rollout: [f"a reward of {r} is not what this filter keeps" for r in rollout.rewards_B]),
-    ),
-    ("filter.determinism", Keeps(another_at_each_call)),
+    ("filter.run", Keeps(lambda rollout: ["a reason of more characters than fit" * 3 for r in rollout.rewards_B])),
+    ("filter.determinism", Keeps(lambda rollout: all_alike(rollout, next(CALLS) % 2 == 0))),
     ("filter.odd_batches", Keeps(no_reward)),
     ("filter.run", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
     ("filter.padding", Keeps(unpadded)),
     ("filter.padding", Keeps(sum_the_padding)),
     ("filter.ranks", Keeps(own_rows)),
-    ("filter.ranks", Keeps(gather_sometimes)),
-    ("filter.run", Keeps(write)),
 ]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,26 +10,15 @@ from tests.testing.wrong_aggregations import noise
 from trl_grpo_ext.types import HookDeclaration
 
 
-class Transform:
-    """What most of the following are: the advantages times a factor. Right as it is."""
-
-    declares = HookDeclaration(role="transform")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T * self.factor(rollout)
-
-    def factor(self, rollout: Any) -> Any:
-        return 2.0
-
-
 class AtForward:
-    """The same at the loss forward."""
+    """A forward hook that multiplies with a function of the context."""
+
+    def __init__(self, function: Callable[[Any], Any], **declared: Any) -> None:
+        self.function = function
+        self.declares = HookDeclaration(**declared)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return advantages_B_T * self.factor(forward, forward.mask_B_T > 0)
-
-    def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
-        return 2.0
+        return advantages_B_T * self.function(forward).to(forward.mask_B_T.dtype)
 
 
 def column(values_B: torch.Tensor) -> torch.Tensor:
@@ -99,39 +87,23 @@ class Shapes:
         return 0.1 * torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T, 0.0) / longest
 
 
-class LikelihoodRatio(AtForward):
+def likelihood_ratio(forward: Any) -> torch.Tensor:
     """gspo_token as it is meant: the mean over live tokens, bounded."""
-
-    declares = HookDeclaration(independent=True)
-
-    def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
-        ratio_B_T = torch.where(live_B_T, forward.logps_B_T - forward.old_logps_B_T, 0.0).to(forward.mask_B_T.dtype)
-        mean_B = ratio_B_T.sum(1) / live_B_T.sum(1).clamp(min=1)
-        return mean_B.clamp(-20, 20).exp().unsqueeze(1)
+    live_B_T = forward.mask_B_T > 0
+    ratio_B_T = torch.where(live_B_T, forward.logps_B_T - forward.old_logps_B_T, 0.0).to(forward.mask_B_T.dtype)
+    mean_B = ratio_B_T.sum(1) / live_B_T.sum(1).clamp(min=1)
+    return mean_B.clamp(-20, 20).exp().unsqueeze(1)
 
 
-SOUND = [Right(), Spans(), Estimates(), Masks(), Shapes(), LikelihoodRatio()]
+SOUND = [Right(), Spans(), Estimates(), Masks(), Shapes(), AtForward(likelihood_ratio, independent=True)]
 
 
-class By(Transform):
+class By:
     """A transform by a function of the advantages and the rollout, with other declarations."""
 
     def __init__(self, function: Callable[[torch.Tensor, Any], Any], **declared: Any) -> None:
-        self.function = function
-        self.declares = replace(self.declares, **declared)
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return self.function(advantages_B_T, rollout)
-
-
-class AtForwardBy(AtForward):
-    """A forward hook that multiplies with a function of the context."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
-        return self.function(forward).to(forward.mask_B_T.dtype)
+        self.on_rollout = function
+        self.declares = HookDeclaration(**{"role": "transform", **declared})
 
 
 class RoundsTheMean:
@@ -143,11 +115,9 @@ class RoundsTheMean:
         return column(rollout.rewards_B - means_B).expand_as(advantages_B_T)
 
 
-class SaysIndependent(AtForward):
-    declares = HookDeclaration(independent=True)
-
-    def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
-        return torch.where(live_B_T, forward.logps_B_T, 0.0).sum() / live_B_T.sum().clamp(min=1)
+def mean_over_rows(forward: Any) -> torch.Tensor:
+    live_B_T = forward.mask_B_T > 0
+    return torch.where(live_B_T, forward.logps_B_T, 0.0).sum() / live_B_T.sum().clamp(min=1)
 
 
 class Forgets(Right):
@@ -167,27 +137,22 @@ class CountsEvaluations(Right):
         return result
 
 
-class RemembersSilently(Transform):
+class RemembersSilently:
     """Without a state_dict, so that only the advantages tell."""
 
+    declares = HookDeclaration(role="transform")
     scale = 1.0
 
-    def factor(self, rollout: Any) -> Any:
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         if not rollout.training:
             self.scale = 2.0
-        return self.scale
+        return advantages_B_T * self.scale
 
 
 def first_of_a_group(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
     groups_N = rollout.gather(rollout.group_ids_B)
     first_N = torch.cat([groups_N[:1] == groups_N[:1], groups_N[1:] != groups_N[:-1]])
     return advantages_B_T + column(first_N[rollout.local_rows].to(advantages_B_T.dtype))
-
-
-def gather_sometimes(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-    if bool((rollout.lengths_B == rollout.lengths_B[0]).all()) or float(rollout.lengths_B.max()) > 3:
-        rollout.gather(rollout.lengths_B)
-    return advantages_B_T * 2.0
 
 
 def spread(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
@@ -208,24 +173,21 @@ def centred_columns(forward: Any) -> torch.Tensor:
 
 
 BREAKS: list[tuple[str, Any]] = [
-    ("hook.run", By(lambda a_B_T, rollout: rollout.columns["difficulty"])),
     ("hook.run", By(lambda a_B_T, rollout: a_B_T - torch.where(a_B_T != 0, rollout.ref_logps_B_T, 0.0))),
     ("hook.run", By(lambda a_B_T, rollout: a_B_T.sum(dim=1))),
     ("hook.role", By(lambda a_B_T, rollout: a_B_T * 2.0, role="estimator")),
     ("hook.role", By(lambda a_B_T, rollout: Estimates().on_rollout(a_B_T, rollout))),
     ("hook.role", By(lambda a_B_T, rollout: torch.where(a_B_T.abs() < 0.5, 0.0, a_B_T), last=True)),
     ("hook.equal_rewards", RoundsTheMean),
-    ("hook.dtype", AtForwardBy(lambda forward: torch.from_numpy(forward.entropies_B_T.numpy() > 0.5))),  # no bfloat16
+    ("hook.dtype", AtForward(lambda forward: torch.from_numpy(forward.entropies_B_T.numpy() > 0.5))),  # no bfloat16
     ("hook.dtype", By(lambda a_B_T, rollout: 2.0 * a_B_T.double())),
-    ("hook.padding", AtForwardBy(centred_columns)),
+    ("hook.padding", AtForward(centred_columns)),
     ("hook.odd_batches", By(spread)),
     ("hook.long", By(unbounded_ratio, needs=("ref_logps",))),
-    ("hook.run", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
+    ("hook.run", AtForward(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
     ("hook.order", By(first_of_a_group)),
-    ("hook.order", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),
     ("hook.ranks", By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_num().mean())),
-    ("hook.ranks", By(gather_sometimes)),
-    ("hook.micro_batches", SaysIndependent),
+    ("hook.micro_batches", AtForward(mean_over_rows, independent=True)),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
     *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),

@@ -139,8 +139,6 @@ class FirstRowOnly(Right):
 
 
 class OneNoneSpoilsAll(Right):
-    """Where one row has no answer, no row gets a score."""
-
     def scores(self, texts: list[str], columns: Any) -> Any:
         return [None] * len(texts) if None in columns["answer"] else super().scores(texts, columns)
 
@@ -200,25 +198,21 @@ def sleep_in_a_thread(texts: list[str], columns: Any) -> None:
         time.sleep(1000)
 
 
-only_the_first = By(lambda texts, columns: found(texts)[:1])
 in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
 less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
     ("reward.run", names_its_columns),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
-    ("reward.run", only_the_first),
     ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
     ("reward.run", in_words),
     ("reward.run", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
     ("reward.determinism", RemembersOnItself),
     *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
-    ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
-    ("reward.hostile_text", after(lambda texts, columns: all(texts) or exit_with("no text"))),
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
     *(("reward.outcomes", reward) for reward in (NoReferenceIsWrong, OneNoneSpoilsAll)),

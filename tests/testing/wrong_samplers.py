@@ -15,8 +15,11 @@ class Right:
     declares = SamplerDeclaration(conformance={"columns": COLUMNS})
 
     def start(self, pool: Any) -> None:
-        self.size, self.seed, self.levels = len(pool.rows), pool.seed, pool.column("level")
-        self.times, self.solved = dict[int, int](), set[int]()
+        self.size = len(pool.rows)
+        self.seed = pool.seed
+        self.levels = pool.column("level")
+        self.times = dict[int, int]()
+        self.solved = set[int]()
 
     def draw(self, count: int, round_number: int) -> Any:
         left = [row for row in range(self.size) if row not in self.solved]
@@ -34,7 +37,8 @@ class Right:
         return {"times": {str(row): times for row, times in self.times.items()}, "solved": sorted(self.solved)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.times, self.solved = {int(row): n for row, n in state["times"].items()}, {*state["solved"]}
+        self.times = {int(row): n for row, n in state["times"].items()}
+        self.solved = {*state["solved"]}
 
 
 class ByTheRound(Right):
@@ -84,9 +88,7 @@ def draw_of_twice_as_many(self: Right, count: int, round_number: int) -> Any:
 SOUND = [Right(), ByTheRound()]
 
 BREAKS: list[tuple[str, Any]] = [
-    ("sampler.run", changed(draw=lambda self, count, number: {}["level"])),
     ("sampler.run", changed(draw=lambda self, count, number: Right.draw(self, count + 1, number))),
-    ("sampler.run", changed(draw=lambda self, count, number: [str(row) for row in range(count)])),
     ("sampler.run", changed(draw=lambda self, count, number: [0] * count)),
     ("sampler.run", changed(draw=lambda self, count, number: range(self.size - count + 1, self.size + 1))),
     ("sampler.determinism", changed(draw=lambda self, count, number: random.sample(range(self.size), count))),

@@ -26,7 +26,8 @@ class Pays:
     """A loss by a function, which declares what it is given."""
 
     def __init__(self, function: Callable[[LossTerms], Any], **declared: Any) -> None:
-        self.loss, self.declares = function, TokenLossDeclaration(**declared)
+        self.loss = function
+        self.declares = TokenLossDeclaration(**declared)
 
 
 class Carries:
@@ -45,11 +46,8 @@ class Carries:
 
 
 class Measures(Right):
-    def __init__(self, measured: Any) -> None:
-        self.measured = measured
-
     def measures(self, terms: LossTerms) -> Any:
-        return self.measured
+        return {"moved": 1.0}
 
 
 def surprise(rollout: Rollout) -> torch.Tensor:
@@ -64,12 +62,6 @@ def of_own_rows(rollout: Rollout) -> torch.Tensor:
     return rollout.mask_B_T / rollout.mask_B_T.sum().clamp(min=1.0)
 
 
-def gather_sometimes(rollout: Rollout) -> torch.Tensor:
-    if rollout.local_rows.start in (0, None):
-        rollout.gather(rollout.rewards_B)
-    return rollout.mask_B_T
-
-
 def to_reference(terms: LossTerms) -> torch.Tensor:
     assert terms.ref_logps_B_T is not None
     return (terms.logps_B_T - terms.ref_logps_B_T).square()
@@ -79,18 +71,12 @@ def through_numpy(terms: LossTerms) -> torch.Tensor:
     return torch.from_numpy(numpy.exp(-terms.old_logps_B_T.numpy())) * terms.logps_B_T
 
 
-SOUND = [
-    Right(),
-    Pays(to_reference, needs=("ref_logps",)),
-    Carries(surprise),
-]
+SOUND = [Right(), Pays(to_reference, needs=("ref_logps",)), Carries(surprise)]
 
 BREAKS: list[tuple[str, Any]] = [
-    ("token-loss.run", Pays(lambda terms: terms.columns["difficulty"])),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.sum(dim=1))),
-    ("token-loss.run", Measures([1.0])),
-    ("token-loss.run", Measures({"moved": 1.0})),
+    ("token-loss.run", Measures()),
     ("token-loss.determinism", Pays(lambda terms: terms.logps_B_T * (1.0 + noise()))),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.detach())),
     # Its slope is infinite where nothing has moved: in the first step on every generation batch.
@@ -98,14 +84,8 @@ BREAKS: list[tuple[str, Any]] = [
     ("token-loss.odd_batches", Pays(lambda terms: terms.logps_B_T / terms.advantages_B_T.abs().sum())),
     ("token-loss.padding", Pays(lambda terms: terms.logps_B_T / terms.mask_B_T.size(1))),
     ("token-loss.padding", Pays(lambda terms: terms.logps_B_T * terms.completion_ids_B_T.sum(dim=1, keepdim=True))),
-    (
-        "token-loss.padding",
-        Carries(lambda rollout: rollout.old_logps_B_T.sum(dim=1).exp().unsqueeze(1).expand(rollout.mask_B_T.shape)),
-    ),
     ("token-loss.long", Pays(lambda terms: terms.logps_B_T / terms.old_logps_B_T.sum(dim=1, keepdim=True).exp())),
     ("token-loss.dtype", Pays(through_numpy)),
     ("token-loss.ranks", Carries(of_own_rows)),
-    ("token-loss.ranks", Carries(gather_sometimes)),
-    ("token-loss.run", Pays(lambda terms: terms.logps_B_T * terms.mask_B_T.mul_(1.0))),
     ("token-loss.run", Carries(lambda rollout: rollout.mask_B_T.mul_(1.0))),
 ]

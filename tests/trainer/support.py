@@ -311,6 +311,6 @@ def gradients_of(jobs: dict[str, dict[str, Any]], where: str) -> dict[str, Any]:
     """Of each job its gradients; a job names the folder of its model, which only one rank can save."""
     found = {}
     for job, settings in jobs.items():
-        processor = tiny_vision.MAKERS[settings["name"]]()[1]
+        processor = tiny_vision.MAKERS[settings["name"]]()[2]
         found[job] = pictured(where=Path(where) / job, processor=processor, **settings).gradients
     return found

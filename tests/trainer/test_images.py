@@ -261,7 +261,7 @@ class LabelReward:
 
 def test_rewards_of_public_code(tmp_path: Path) -> None:
     """Boxes, counts and classes are scored by the columns beside the picture, as TRL's own trainer scores them."""
-    processor = tiny_vision.MAKERS["llava"]()[1]
+    processor = tiny_vision.MAKERS["llava"]()[2]
     processor.tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # texts without spaces between the characters
     texts = ["2 2 6 6", "0 0 4 4", "8 cat", "16 dog"]
     shown: list[Any] = []

@@ -1,13 +1,14 @@
 """Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
 
+import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from trl import GRPOConfig, TrlParser
+from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
+from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
@@ -117,3 +118,21 @@ def test_settings_of_compact_updates(tmp_path: Path) -> None:
     assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
     with pytest.raises(ConfigurationError, match="share_prompts needs compact_updates: exact"):
         arguments(tmp_path, share_prompts=True)
+
+
+def test_a_base_class_may_change_settings_but_no_selection(tiny_model: Path, tmp_path: Path) -> None:
+    class Changing(GRPOTrainer):
+        def __init__(self, *, args: Any, **keywords: Any) -> None:
+            args = copy.copy(args)
+            vars(args).update(self.changed)
+            super().__init__(args=args, **keywords)
+
+    class Trainer(GRPOExtMixin, Changing):
+        changed: ClassVar[dict[str, Any]] = {"token_records": 2}
+
+    given: Any = {"model": str(tiny_model), "reward_funcs": length_reward, "train_dataset": prompts()}
+    trainer = Trainer(args=arguments(tmp_path), **given)
+    assert trainer._trl_grpo_ext.plugins.settings.token_records == 2
+    Trainer.changed = {"advantage_hooks": ["leave_one_out"]}
+    with pytest.raises(ConfigurationError, match="leave_one_out"):
+        Trainer(args=arguments(tmp_path), **given)

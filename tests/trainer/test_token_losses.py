@@ -128,15 +128,16 @@ class Lies:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "breaks"),
-    [(Lies("mixes", independent=True), "rows"), (Lies("always", needs_advantage=True), "silent")],
+    ("loss", "instead"),
+    [
+        (Lies("mixes", independent=True), "independent=False"),
+        (Lies("always", needs_advantage=True), "needs_advantage="),
+    ],
     ids=lambda value: value.what if isinstance(value, Lies) else value,
 )
-def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str) -> None:
-    with pytest.raises(PluginOutputError) as raised:
+def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, instead: str) -> None:
+    with pytest.raises(PluginOutputError, match=f"lies.*{instead}"):
         trained(tiny_model, tmp_path, [loss])
-    assert raised.value.breaks == breaks
-    assert "lies" in str(raised.value)
     assert trained(tiny_model, tmp_path, [Lies(loss.what)], max_steps=1).gradients  # declared as what it is
 
 

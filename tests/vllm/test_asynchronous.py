@@ -4,46 +4,36 @@ TRL sends weights over NCCL alone; here they go through a file. The rest of the 
 is TRL's.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from safetensors.torch import save_file
 
-from tests.vllm import needs_vllm
+from tests.vllm import needs_vllm, saved
 
 needs_vllm()
 
 from tests.asynchronous.support import NoTransfer, train, without_cuda  # noqa: E402
-from tests.vllm.test_served import ARGUMENTS, Server, serving  # noqa: E402
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(model, tmp_path_factory.mktemp("server") / "said", *ARGUMENTS) as server:
-        yield server
 
 
 class ThroughAFile(NoTransfer):
     """The server reads what the trainer wrote."""
 
     def __init__(self, url: str, model: Path, folder: Path) -> None:
-        self.url, self.model, self.folder = url, model, folder
+        self.url = url
+        self.model = model
+        self.folder = folder
 
     def send_weights(self, iterator: Any) -> None:
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "config.json").write_text((self.model / "config.json").read_text())
-        save_file({name: tensor.contiguous() for name, tensor in iterator}, self.folder / "model.safetensors")
-        asked = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+        asked = saved(self.model, self.folder, iterator)
         requests.post(f"{self.url}/collective_rpc", json=asked, timeout=60).raise_for_status()
         self.sent += 1
 
 
-def test_a_training(model: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training(model: Path, tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch)
     transfer = ThroughAFile(server.url, model, tmp_path / "weights")
     plugins = {"advantage_hooks": ["prefix_tree"], "loss_aggregation": "seq_mean_token_mean", "group_filter": "signal"}

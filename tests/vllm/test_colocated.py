@@ -58,12 +58,10 @@ class Sampling:
         return super()._compute_loss(model, inputs)
 
 
-class TheirTrainer(Sampling, GRPOTrainer):
-    """TRL's, watched."""
+class TheirTrainer(Sampling, GRPOTrainer): ...
 
 
-class OurTrainer(Sampling, GRPOExtTrainer):
-    """Ours, watched."""
+class OurTrainer(Sampling, GRPOExtTrainer): ...
 
 
 def run(model: Path, folder: Path, trainer_class: type = OurTrainer, **settings: Any) -> Run:
@@ -88,8 +86,6 @@ def gap(ours: Run, theirs: Run) -> float:
     return max(*steps, relative_gap(ours.weights, theirs.weights))
 
 
-# ---------------------------------------------------------------------------------------------- to the bit
-
 AS_TRL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {"max_steps": 3}),
     "two iterations, KL": ({}, KL),
@@ -104,15 +100,12 @@ def test_what_only_looks_changes_no_bit(
 ) -> None:
     found, theirs = pair(model, tmp_path, ours, **both)
     assert gap(found, theirs) == 0.0
-    theirs_logs = [dict(log) for log in theirs.logs]
-    for log, wanted in zip(found.logs, theirs_logs, strict=True):
+    for log, wanted in zip(found.logs, theirs.logs, strict=True):
         assert {name: log[name] for name in wanted} == wanted
     if "pass_at_k" in ours:
         for log in found.logs:
             assert "eval_loss" not in log or 0 <= log["eval_pass@1"] <= log["eval_pass@3"] <= 1
 
-
-# ---------------------------------------------------------------------------------------------- the same gradient
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "token_truncate": {"vllm_importance_sampling_clip_max": 1.0},
@@ -141,9 +134,8 @@ def test_each_correction_under_what_computes_the_loss_otherwise(model: Path, tmp
         assert gap(found, theirs) < EXACT, name
         if "compact_updates" in ours:
             dropped = [log["compact/rows_dropped"] for log in found.logs if "loss" in log]
-            of_ratio_0 = [
-                float((b["importance_sampling_ratio"] == 0).all(1).double().mean()) for b in theirs.trainer.seen
-            ]
+            ratios_of_steps = [step["importance_sampling_ratio"] for step in seen]
+            of_ratio_0 = [float((ratio == 0).all(1).double().mean()) for ratio in ratios_of_steps]
             assert dropped == (pytest.approx(of_ratio_0) if mode == "sequence_mask" else [0.0, 0.0])
     found, theirs = pair(model, tmp_path / "kl", SELECTED["all of it"], **both, **KL)
     assert gap(found, theirs) < EXACT
@@ -168,21 +160,13 @@ def test_a_hook_gets_the_engines_log_probabilities(model: Path, tmp_path: Path) 
     truncated = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.01}
     theirs = run(model, tmp_path / "trl", TheirTrainer, **truncated)
     hook = Truncated()
-    ours = run(
-        model,
-        tmp_path / "ours",
-        vllm_importance_sampling_correction=False,
-        trainer_arguments={"advantage_hooks": [hook]},
-    )
+    hooked = {"trainer_arguments": {"advantage_hooks": [hook]}}
+    ours = run(model, tmp_path / "ours", vllm_importance_sampling_correction=False, **hooked)
     assert gap(ours, theirs) < EXACT
     for rollout, sampled in zip(hook.seen, ours.trainer.sampled, strict=True):
-        for ids, mask, logps in zip(
-            rollout.completion_ids_B_T, rollout.mask_B_T.bool(), rollout.sampling_logps_B_T, strict=True
-        ):
+        masks_B_T = rollout.mask_B_T.bool()
+        for ids, mask, logps in zip(rollout.completion_ids_B_T, masks_B_T, rollout.sampling_logps_B_T, strict=True):
             assert logps[mask].tolist() == pytest.approx(sampled[tuple(ids[mask].tolist())], abs=1e-6)
-
-
-# ---------------------------------------------------------------------------------------------- rounds of sampling
 
 
 def first_is_even(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -218,6 +202,3 @@ def test_a_resumed_run_samples_what_the_whole_one_did(model: Path, tmp_path: Pat
         assert again.trainer.sampled == whole.trainer.sampled[-len(again.trainer.sampled) :]
         assert len(again.gradients) == 2
         assert relative_gap(again.weights, whole.weights) < EXACT
-
-
-# ---------------------------------------------------------------------------------------------- turns, adapters, sleep

@@ -10,19 +10,17 @@ The hooks hand over the rewards and groups of all ranks. A chain has at most one
 transform, on the shaped rewards, and its advantages replace TRL's.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
 from ..credit.groups import gather_rewards, group_apart, group_count, group_extremes, group_mean, group_std, group_sum
 from ..errors import PluginOutputError
-from ..guard.parameters import Checked, choice, number, text, whole
+from ..guard.parameters import Checked, checked_choice, choice, number, text, whole
 from ..types import HookDeclaration, Rollout
 
 
@@ -123,8 +121,7 @@ def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, thres
 def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure if c of a group's n completions succeed (2508.10751).
 
-    In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`;
-    a group's advantages sum to zero.
+    In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):
@@ -153,7 +150,7 @@ class _Estimator:
 class RawReward(_Estimator):
     """A completion's reward as it is: `A_i = r_i`.
 
-    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient.
+    Unbiased, with the largest variance: with rewards of 0 and 1 only successes have a gradient.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
     """
@@ -174,12 +171,10 @@ class Centred(_Estimator):
     function = staticmethod(centred)
 
 
-@dataclass(kw_only=True, eq=False)
 class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor these are TRL's own advantages under `scale_rewards="group"`. The floor bounds how far a group of
-    nearly equal rewards is stretched.
+    Without a floor these are TRL's own advantages under `scale_rewards="group"`; it bounds the stretch of a group.
 
     Source: GRPO (2402.03300), outcome supervision.
     Departures: the paper has no ε and does not say which σ; as in TRL, σ has n - 1 and ε is 1e-4. The floor is ours.
@@ -222,12 +217,10 @@ class LeaveOneOut(_Estimator):
     function = staticmethod(leave_one_out)
 
 
-@dataclass(kw_only=True, eq=False)
 class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
-    σ (n - 1) is of `r - b` over the scored completions of all prompts and ranks; the floor bounds the advantages of the
-    few that differ where nearly all rewards agree.
+    σ (n - 1) is of `r - b` over the scored completions of all ranks; the floor counts where nearly all rewards agree.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
     Departures: the floor is ours. OpenRLHF and verl take σ, and a mean that they subtract, over tokens: that is
@@ -245,7 +238,6 @@ class BatchWhitening(Checked, _Estimator):
     std_floor: float = number(0.1, "a positive number", lambda x: x > 0)
 
 
-@dataclass(kw_only=True, eq=False)
 class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
@@ -269,7 +261,6 @@ class DecoupledNormalisation(Checked, _Estimator):
         return decoupled_normalisation(rewards_N_K, rollout.reward_weights_K, groups_N, self.epsilon)
 
 
-@dataclass(kw_only=True, eq=False)
 class RunningBaseline(Checked, _Estimator):
     """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
 
@@ -300,11 +291,9 @@ class RunningBaseline(Checked, _Estimator):
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         sums_B = [0] * len(rollout.prompts)
         if self.column is not None:
-            if self.column not in rollout.columns:
-                known = ", ".join(rollout.columns) or "none"
-                raise PluginOutputError(f"running_baseline: there is no column {self.column!r}; there are: {known}.")
+            column = checked_choice("running_baseline: column", self.column, [*rollout.columns])
             # Ranks cannot exchange texts, so a role is known by its checksum.
-            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
+            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[column]]
         roles_N = rollout.gather(torch.tensor(sums_B, device=rewards_N.device)).tolist()
         advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
         of_role: dict[int, list[float]] = defaultdict(list)
@@ -348,7 +337,6 @@ class MeanRelative(_Estimator):
     function = staticmethod(mean_relative)
 
 
-@dataclass(kw_only=True, eq=False)
 class PassAtK(Checked, _Estimator):
     """Credit a completion by what it adds to sets of k: whether any of a prompt's k completions succeeds.
 

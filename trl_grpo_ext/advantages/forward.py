@@ -3,10 +3,8 @@
 Log-probabilities and entropies are the current policy's, detached, in nats.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +14,6 @@ from ..types import Forward, HookDeclaration
 from .returns import discounted_returns
 
 
-@dataclass(kw_only=True, eq=False)
 class EntropyShaping(Checked):
     """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)` with the token's entropy `H_t`.
 
@@ -39,7 +36,6 @@ class EntropyShaping(Checked):
         return advantages_B_T + bonus_B_T.to(advantages_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class ZeroVarianceCredit(Checked):
     """Learn from prompts that are always or never solved, with advantages from the tokens' entropy `H_t`.
 
@@ -70,12 +66,10 @@ class ZeroVarianceCredit(Checked):
         return torch.where(equal_B.unsqueeze(1), credit_B_T.to(advantages_B_T.dtype), advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class LowProbability(Checked):
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the sampled token's probability when it was generated. Less probable tokens have larger gradients, so a few
-    of them drown the others.
+    `π_t` is the sampled token's probability when it was generated. Improbable tokens have the largest gradients.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
@@ -94,7 +88,6 @@ class LowProbability(Checked):
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class FutureKL(Checked):
     """Credit tokens whose continuation the update makes likelier: `A'_t = A_t·f_t`.
 
@@ -142,7 +135,6 @@ class FutureKL(Checked):
 _MASK_BY_RATIO = HookDeclaration(role="forward", needs=("several_updates",), independent=True, last=True)
 
 
-@dataclass(kw_only=True, eq=False)
 class DivergenceMask(Checked):
     """Drop tokens whose probability has moved too far the way the advantage pushes: `A'_t = 0` there, else `A_t`.
 
@@ -150,7 +142,7 @@ class DivergenceMask(Checked):
     `π - μ > high`, or `A_t < 0` and `π - μ < -low`; with `divergence="kl"` the distance is
     `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. It takes the place of the ratio clip, so let that not bind:
     `loss_type: cispo` with `epsilon_high: 20` has the gradient of the authors' code, TRL's other clipped losses with
-    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's. It needs several optimizer steps per generation batch.
+    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
 
     Source: DPPO with the binary total variation or KL divergence, Rethinking the Trust Region in LLM Reinforcement
     Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it.
@@ -178,7 +170,6 @@ class DivergenceMask(Checked):
         return torch.where(too_far_B_T, 0.0, advantages_B_T)
 
 
-@dataclass(kw_only=True, eq=False)
 class RatioBounds(Checked):
     """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
 

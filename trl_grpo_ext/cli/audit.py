@@ -55,17 +55,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found: the reward's and the column's names, rows and distinct references, and what is wrong by row.
-
-    `read` is what the different references were read as, if the reward has `read_references`.
-    """
+    """What was found: the reward's and the column's names, rows and distinct references, and what is wrong by row."""
 
     reward: str
     column: str
     rows: int
     references: int
     findings: list[Finding]
-    read: list[Read]
+    read: list[Read]  # what the different references were read as, if the reward has `read_references`
 
     def counts(self) -> dict[str, int]:
         """The number of rows with each problem."""
@@ -116,7 +113,7 @@ def audit(
         if judged.outcome is not Outcome.RIGHT:
             problems[number] = (judged.outcome.value, judged.detail)
         elif completions is None:
-            wrong += [(number, other) for other in same_shape_but_wrong(text)]
+            wrong += [(number, other) for other in _same_shape_but_wrong(text)]
     for number, text, judged in judge(wrong):
         if judged.outcome is Outcome.RIGHT:
             problems.setdefault(number, ("accepts_wrong_answer", shown(text[-_LONGEST_ANSWER:])))
@@ -168,7 +165,7 @@ _SIGN = re.compile(r"(?<=[\w})\s])[+-](?=\s?[\w\\({])")
 _LONGEST_ANSWER = 200
 
 
-def same_shape_but_wrong(text: str) -> list[str]:
+def _same_shape_but_wrong(text: str) -> list[str]:
     """At most three completions whose last answer has the shape of this one's and another value."""
     answer = text[-_LONGEST_ANSWER:]
     answer = answer[max(answer.rfind("####"), answer.rfind("\\boxed"), 0) :]
@@ -182,22 +179,18 @@ def same_shape_but_wrong(text: str) -> list[str]:
     return list(dict.fromkeys(head + answer[: old.start()] + new + answer[old.end() :] for old, new in changes))
 
 
+_DATA = "A .jsonl or .parquet file, a folder of `save_to_disk`, or a data set of the hub."
+_REWARD = "The reward: a name, or a mapping such as '{name: math_accuracy, timeout: 1}'."
+_COMPLETION = "A column with right completions, for references that are not themselves answers."
+_CONFIG = "Configuration of a hub data set, such as `main` for GSM8K."
+
+
 def audit_command(
-    data: Annotated[
-        str,
-        typer.Argument(help="A .jsonl or .parquet file, a folder of `save_to_disk`, or a data set of the hub."),
-    ],
-    reward: Annotated[
-        str, typer.Option(help="The reward: a name, or a mapping such as '{name: math_accuracy, timeout: 1}'.")
-    ],
+    data: Annotated[str, typer.Argument(help=_DATA)],
+    reward: Annotated[str, typer.Option(help=_REWARD)],
     reference: Annotated[str | None, typer.Option(help="The column that holds the references.")] = None,
-    completion: Annotated[
-        str | None,
-        typer.Option(help="A column with right completions, for references that are not themselves answers."),
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(help="Configuration of a hub data set, such as `main` for GSM8K.")
-    ] = None,
+    completion: Annotated[str | None, typer.Option(help=_COMPLETION)] = None,
+    config: Annotated[str | None, typer.Option(help=_CONFIG)] = None,
     split: Annotated[str, typer.Option(help="The split.")] = "train",
     limit: Annotated[int | None, typer.Option(min=1, help="Audit only this many rows, from the first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
@@ -249,12 +242,11 @@ def _print_audit(found: Audit) -> None:
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
     if found.read:
-        left = sum(bool(read.left_over) for read in found.read)
-        console.print(f"read with text left over: {left:,} of {len(found.read):,} different references")
-        read = sorted(found.read, key=lambda one: not one.left_over)
-        without = [f", without {shown(one.left_over)}" if one.left_over else "" for one in read]
-        lines = zip(read, without, strict=True)
-        _print_some([f"row {one.row}, {one.reference}: {shown(one.read_as)}{rest}" for one, rest in lines])
+        cut = [one for one in found.read if one.left_over]
+        console.print(f"read with text left over: {len(cut):,} of {len(found.read):,} different references")
+        lines = [f"row {one.row}, {one.reference}: {shown(one.read_as)}, without {shown(one.left_over)}" for one in cut]
+        whole = [one for one in found.read if not one.left_over]
+        _print_some([*lines, *(f"row {one.row}, {one.reference}: {shown(one.read_as)}" for one in whole)])
     for problem, count in found.counts().items():
         console.print(f"{problem}: {count:,} ({count / found.rows:.2%})", style="bold red")
         of_kind = [one for one in found.findings if one.problem == problem]

@@ -17,35 +17,25 @@ if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
     from ..testing import Report
 
-BROKEN = 1
-FAILED = 2
-NO_EFFECT = 3
+_BROKEN = 1
+_FAILED = 2
+_NO_EFFECT = 3
 _MOST_ROWS = 8
 
 
+_SELECTION = "A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'."
+_DISTRIBUTION = "Check every plugin of this distribution."
+_COLUMNS = 'The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
+_STRICT = "Exit with 3 if nothing shows that a plugin does anything."
+
+
 def check_command(
-    selection: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SELECTION",
-            help="A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'.",
-        ),
-    ] = None,
+    selection: Annotated[str | None, typer.Argument(metavar="SELECTION", help=_SELECTION)] = None,
     kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
-    distribution: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Check every plugin of this distribution."),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROWS", help='The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
-        ),
-    ] = None,
+    distribution: Annotated[str | None, typer.Option(metavar="NAME", help=_DISTRIBUTION)] = None,
+    columns: Annotated[str | None, typer.Option(metavar="ROWS", help=_COLUMNS)] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 60 by default.")] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help=_STRICT)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
@@ -113,8 +103,8 @@ def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict:
     if as_json:
         typer.echo(json.dumps(plain, indent=2))
     if len(reports) < len(found):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(_FAILED)
     if not all(one.ok for one in reports):
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(_BROKEN)
     if strict and any(one.no_effect for one in reports):
-        raise typer.Exit(NO_EFFECT)
+        raise typer.Exit(_NO_EFFECT)

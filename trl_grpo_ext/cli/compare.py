@@ -25,42 +25,25 @@ _SAME = 0.0005
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 
+_COMPLETIONS = "A run's output_dir with token records, or a file of them; with --model also JSON Lines of texts."
+_WITH = "A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it; the first is the base."
+_MODEL = "Measure gradients with the policy that sampled the completions: path or hub id, or an adapter's folder."
+_DATASET = "A .jsonl or .parquet file with the columns that rewards need, joined by prompt."
+_RIGHT_AT = "The least value of the base's first reward that counts as right."
+_TEMPERATURE = "Sampling temperature; the model's logits are divided by it."
+_DIMENSIONS = "Dimensions of the gradient sketch; it is exact with one per trained parameter."
+
+
 def compare_command(
-    completions: Annotated[
-        str,
-        typer.Argument(
-            help="A run's output_dir with token records, or a file of them; with --model also JSON Lines of texts."
-        ),
-    ],
-    with_: Annotated[
-        list[str],
-        typer.Option(
-            "--with",
-            help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it; the first is the base.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure gradients with the policy that sampled the completions: path or hub id of a model, or folder "
-            "of an adapter."
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt."),
-    ] = None,
-    right_at: Annotated[
-        float, typer.Option("--right-at", help="The least value of the base's first reward that counts as right.")
-    ] = 0.5,
+    completions: Annotated[str, typer.Argument(help=_COMPLETIONS)],
+    with_: Annotated[list[str], typer.Option("--with", help=_WITH)],
+    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
+    dataset: Annotated[str | None, typer.Option(help=_DATASET)] = None,
+    right_at: Annotated[float, typer.Option("--right-at", help=_RIGHT_AT)] = 0.5,
     step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
-    temperature: Annotated[
-        float, typer.Option(min=1e-6, help="Sampling temperature; the model's logits are divided by it.")
-    ] = 1.0,
-    dimensions: Annotated[
-        int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
-    ] = 4096,
+    temperature: Annotated[float, typer.Option(min=1e-6, help=_TEMPERATURE)] = 1.0,
+    dimensions: Annotated[int, typer.Option(min=2, help=_DIMENSIONS)] = 4096,
     rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch of the model.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -139,18 +122,10 @@ def _conclusions(found: Comparison) -> Iterator[str]:
 
 def _print_gradients(found: Gradients, console: Console) -> None:
     error = "exact" if found.sketch_error == 0 else f"squared norms to {found.sketch_error:.1%}"
-    console.print(
-        printable(
-            f"{found.model}: {found.parameters:,} trained parameters in {found.dimensions:,} dimensions ({error}), "
-            f"{found.prompts:,} prompts"
-        )
-    )
-    columns = (
-        f"signal / noise of {found.batch_size} completions",
-        "worth x completions",
-        "cosine to plain TRL",
-        "cosine to policy gradient",
-    )
+    sketch = f"{found.parameters:,} trained parameters in {found.dimensions:,} dimensions ({error})"
+    console.print(printable(f"{found.model}: {sketch}, {found.prompts:,} prompts"))
+    noise = f"signal / noise of {found.batch_size} completions"
+    columns = (noise, "worth x completions", "cosine to plain TRL", "cosine to policy gradient")
     lines = []
     for place, one in enumerate(found.selections):  # plain TRL and the policy gradient come first
         worth = "-" if place == 0 else one.worth.text(2)

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 def list_command(
     kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
-    distribution: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only plugins of this distribution."),
-    ] = None,
+    distribution: Annotated[str | None, typer.Option(metavar="NAME", help="Only this distribution's plugins.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """List the installed plugins: kind, name, distribution, version, state, and a line of their docs.

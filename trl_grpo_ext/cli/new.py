@@ -12,16 +12,14 @@ from ..guard.untrusted import printable
 from .console import kind_of, paragraph, results
 from .scaffold import PluginKind
 
+_NAME = "The name by which people select the plugin, such as answer_length."
+_DISTRIBUTION = "The distribution's name. Default: grpo- and the plugin's name."
+
 
 def new_command(
     kind: Annotated[PluginKind, typer.Argument(help="What to make.", show_default=False)],
-    name: Annotated[
-        str,
-        typer.Argument(help="The name by which people select the plugin, such as answer_length.", show_default=False),
-    ],
-    distribution: Annotated[
-        str, typer.Option(help="The distribution's name. Default: grpo- and the plugin's name.", show_default=False)
-    ] = "",
+    name: Annotated[str, typer.Argument(help=_NAME, show_default=False)],
+    distribution: Annotated[str, typer.Option(help=_DISTRIBUTION, show_default=False)] = "",
 ) -> None:
     """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI.
 
@@ -32,9 +30,7 @@ def new_command(
 
     for info in available(kind_of(kind)):
         if info.answers_to(name):
-            raise ConfigurationError(
-                f"The name {name!r} is taken, by {info.name!r} from {info.source}. Choose another."
-            )
+            raise ConfigurationError(f"The name {name!r} is taken, by {info.name!r} from {info.source}.")
     new = NewDistribution(kind, name, distribution)
     folder = f"./{new.distribution}"  # which pip does not take for a package's name
     files = new.write(Path(folder))

@@ -10,18 +10,14 @@ from ..guard.untrusted import escape
 from .console import messages, results
 
 _PAGE = "report.html"
+_RUNS = "The output_dir of a training, finished or not. Several are overlaid."
+_LIMIT = "Most completions on the page, in whole groups; 0 shows the curves alone."
 
 
 def report_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="The output_dir of a training, finished or not. Several are overlaid.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help=f"The page to write. Default: {_PAGE} in the first output_dir.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(min=0, help="Most completions on the page, in whole groups; 0 shows the curves alone.")
-    ] = 1000,
+    runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
+    out: Annotated[Path | None, typer.Option(help=f"The page. Default: {_PAGE} in the first output_dir.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help=_LIMIT)] = 1000,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Show one or more trainings on one page.

@@ -23,14 +23,11 @@ _BROKEN = re.compile(r"(?<=\S)\n {0,3}(?![\s|>+$]|```|[-*]\s|\d+[.)]\s|\w+: )")
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
 
 
+_NAME = "A name, an alias, distribution:name, or a dotted path package.module:attribute."
+
+
 def show_command(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="A name, an alias, distribution:name, or a dotted path package.module:attribute.",
-        ),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=_NAME)],
     kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
@@ -52,9 +49,8 @@ def show_command(
                 console.rule(style="dim")
             _print(docs, console)
     if len(found) > 1:
-        messages().print(
-            Text(f"{len(found)} plugins are called {one_line(name)!r}; --kind or distribution:name picks one.")
-        )
+        several = f"{len(found)} plugins are called {one_line(name)!r}; --kind or distribution:name picks one."
+        messages().print(Text(several))
     if any(docs.state == "broken" for docs in found):
         raise typer.Exit(1)
 

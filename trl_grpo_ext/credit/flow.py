@@ -65,7 +65,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
             if role_of(hook) != "estimator":
                 result = advantages_B_T + result
     result_B_T = expand_advantages(tensor_like(mask_B_T, result, label).detach(), mask_B_T)
-    refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages", "finite")
+    refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages")
     return result_B_T
 
 
@@ -80,7 +80,7 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
         counts = scored_B
     added = tensor_like(counts, result, label, "(completions,) or (completions, tokens)").detach()
     added = torch.where(counts, added, torch.zeros_like(added))
-    refuse(~torch.isfinite(added), added, f"{label} must return finite rewards", "finite")
+    refuse(~torch.isfinite(added), added, f"{label} must return finite rewards")
     return added
 
 
@@ -110,10 +110,10 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     with torch.no_grad(), calling(aggregation, f"{label}: weights", rollout):
         result = aggregation.weights(rollout)
     weights_B_T = tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
-    refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
-    refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative", "non_negative")
+    refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite")
+    refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative")
     rule = f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)"
-    refuse((rollout.mask_B_T == 0) & (weights_B_T != 0), weights_B_T, rule, "mask")
+    refuse((rollout.mask_B_T == 0) & (weights_B_T != 0), weights_B_T, rule)
     return weights_B_T
 
 
@@ -126,8 +126,7 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     if not isinstance(said, list | tuple) or len(said) != rows or not all(map(_is_verdict, said)):
         raise PluginOutputError(
             f"{label} must return for each of the {rows} completions True, False, or why in at most {_REASON} "
-            f"characters; got {said!r:.100}.",
-            "shape",
+            f"characters; got {said!r:.100}."
         )
     return list(said)
 
@@ -145,8 +144,7 @@ def verdicts_by_group(
         if known.setdefault(group, verdict) != verdict:
             raise PluginOutputError(
                 f"group filter {plugin_label(group_filter)!r}: keep must say the same of all completions of a group, "
-                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks.",
-                "groups",
+                f"and of group {group} it said {known[group]!r} and {verdict!r}. Gather what decides over all ranks."
             )
     return known
 
@@ -162,8 +160,7 @@ def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | N
     if len(numbers) != count or len({*numbers}) != count or not all(0 <= number < rows for number in numbers):
         raise PluginOutputError(
             f"{label}: draw must return {count} different numbers of rows from 0 to {rows - 1}, or None if there are "
-            f"no more; got {drawn!r:.200}.",
-            "shape",
+            f"no more; got {drawn!r:.200}."
         )
     return numbers
 
@@ -173,18 +170,12 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     with calling(aggregation, f"{label}: reduce", loss_B_T=loss_B_T, mask_B_T=mask_B_T):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
-    if not isinstance(result, torch.Tensor) or result.dim() != 0:
-        got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.", "shape")
-    loss: torch.Tensor = result
+    loss = tensor_like(loss_B_T.new_zeros(()), result, f"{label}: reduce", "(a scalar)")
     if bool(torch.isfinite(loss_B_T).all()):
         rule = f"{label}: reduce must return a finite number from finite losses, also without a live token"
-        refuse(~torch.isfinite(loss), loss, rule, "finite")
+        refuse(~torch.isfinite(loss), loss, rule)
     if loss_B_T.requires_grad and not loss.requires_grad:
-        raise PluginOutputError(
-            f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach.",
-            "gradient",
-        )
+        raise PluginOutputError(f"{label}: reduce has no gradient: compute it from loss_B_T.")
     return loss
 
 
@@ -195,11 +186,39 @@ def reduced_weights(
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
     if slope_B_T is None:
-        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.", "gradient")
-    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite", "finite")
+        raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.")
+    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite")
     rule = f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
-    refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule, "mask")
+    refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule)
     return slope_B_T
+
+
+def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Per completion what `weight_metrics` reads, `(B, 6)`, to be gathered over all ranks."""
+    tokens_3_B_T = torch.stack([mask_B_T, (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T])
+    return torch.cat([tokens_3_B_T, tokens_3_B_T * weights_B_T]).detach().sum(dim=2).T.to(torch.float32)
+
+
+def weight_metrics(table_N_C: torch.Tensor) -> dict[str, float]:
+    """How an aggregation weighs tokens, from the `row_table` of all ranks; NaN where there is no such token."""
+    columns = table_N_C.detach().cpu().double().unbind(1)
+    tokens_N, positive_N, negative_N, weights_N, on_positive_N, on_negative_N = columns
+    mean = weights_N.sum() / tokens_N.sum()
+
+    def relative(weight: torch.Tensor, tokens: torch.Tensor) -> float:
+        return float(weight.sum() / tokens.sum() / mean)
+
+    live_N = tokens_N > 0
+    bounds = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    if live_N.any():
+        bounds = torch.quantile(tokens_N[live_N], bounds)
+    quarters_N = torch.bucketize(tokens_N.contiguous(), bounds)  # a length on a bound belongs to the shorter quarter
+    of_quarter = [live_N & (quarters_N == quarter) for quarter in range(4)]
+    return {
+        **{f"loss_weight/length_q{q}": relative(weights_N[n], tokens_N[n]) for q, n in enumerate(of_quarter, 1)},
+        "loss_weight/positive_advantage": relative(on_positive_N, positive_N),
+        "loss_weight/negative_advantage": relative(on_negative_N, negative_N),
+    }
 
 
 def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:
@@ -257,8 +276,7 @@ def calling(plugin: object, label: str, context: Any = None, **tensors: torch.Te
     if (name := prints.changed()) is not None:
         raise PluginOutputError(
             f"{label} changed {name}, which others read as well. Make a copy first: no `_` methods, no `out=`, no "
-            "assignment to a place.",
-            "inputs",
+            "assignment to a place."
         )
 
 
@@ -271,12 +289,12 @@ def tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(com
         problem = f"shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}"
     else:
         return result
-    raise PluginOutputError(f"{label}: expected {problem}.", "shape")
+    raise PluginOutputError(f"{label}: expected {problem}.")
 
 
-def refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:
+def refuse(bad: torch.Tensor, values: torch.Tensor, rule: str) -> None:
     """Refuse values that break a rule, with the first of them and its place."""
     if bool(bad.any()):
         place = bad.nonzero()[0].tolist()
         where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "token"), place, strict=False))
-        raise PluginOutputError(f"{rule}; got {values[tuple(place)].item()} at {where}.", breaks)
+        raise PluginOutputError(f"{rule}; got {values[tuple(place)].item()} at {where}.")

@@ -1,4 +1,4 @@
-"""Signal: whether there is anything to learn from a completion or a group. Only this module decides it.
+"""Signal: whether there is anything to learn from a completion or a group. In training only this module decides it.
 
 | where | what decides |
 | --- | --- |
@@ -81,11 +81,6 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
     signal_Q = torch.zeros(int(groups_N.max()) + 1, dtype=torch.bool, device=groups_N.device)
     signal_Q[groups_N] = signal_of(table_N_C)
     return signal_Q
-
-
-def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """The share of groups without signal."""
-    return 1.0 - float(groups_of(table_N_C).double().mean())
 
 
 def with_signal_only(rollout: Rollout) -> Rollout:

@@ -1,12 +1,12 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
-Plugins run inside `Agreement.section`, and whenever a rank there needs the others it first says where it is: that it
-gathers a tensor of some shape, that its section is finished, or that it failed, and why. The gather takes place only if
-all gather shapes that fit; else all raise the same error.
+Plugins run inside `Agreement.section`. Whenever a rank there needs the others it first says where it is: that it
+gathers a tensor of some shape, that its section is finished, or that it failed, and why. The gather takes place only
+if all gather shapes that fit; else all raise the same error.
 
-Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
-takes part in that gather, with a stand-in, and raises in the section that follows. If another rank was killed, the
-collective fails, and `_lost` names that rank instead of a plugin.
+Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there takes
+part in that gather, with a stand-in, and raises in the section that follows. If another rank was killed, the collective
+fails, and `_lost` names that rank instead of a plugin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,14 +30,6 @@ from ..errors import EngineError, PluginOutputError, PluginRunError, TRLGRPOExtE
 _DEATH_SECONDS = 2.0
 _PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)
 """What backends say when the process at the other end is gone."""
-
-
-class _Failure(NamedTuple):
-    """What a rank that failed says to the others."""
-
-    kind: str
-    message: str
-    breaks: str | None
 
 
 def _gather_objects(one: Any) -> list[Any]:
@@ -61,7 +53,7 @@ class Agreement:
         self._gather = gather
         self._send_and_hear = exchange
         self._stopped_by: BaseException | None = None
-        self._places: list[tuple[str, int]] = []  # each rank's machine and process, since the first exchange
+        self._places: list[tuple[str, int]] = []  # each rank's machine and process, once it has said something
 
     @contextmanager
     def section(self) -> Iterator[None]:
@@ -111,7 +103,7 @@ class Agreement:
     def _meet(self, place: Any) -> list[Any]:
         """Tell the others the shape that is gathered, or None at the end; raise unless all are at the same place."""
         heard = self._exchange(place)
-        if any(isinstance(one, _Failure) for one in heard):
+        if any(isinstance(one, BaseException) for one in heard):
             self._stop(_shared_error(heard))
         gathers = [rank for rank, one in enumerate(heard) if one is not None]
         others = [rank for rank, one in enumerate(heard) if one is None]
@@ -121,7 +113,6 @@ class Agreement:
         return heard
 
     def _exchange(self, said: Any) -> list[Any]:
-        """What every rank said; where they run is exchanged as well."""
         heard = self._collect(self._send_and_hear, (said, (_machine(), os.getpid())))
         self._places = [place for _, place in heard]
         return [one for one, _ in heard]
@@ -158,18 +149,18 @@ class Agreement:
         if self._processes > 1 and (lost := self._lost(error)) is not None:
             self._stopped_by = lost
             return
-        kind, message = type(error), str(error)
         if isinstance(error, KeyboardInterrupt):
-            message = "interrupted"
-        elif not isinstance(error, TRLGRPOExtError):
-            kind, message = PluginRunError, f"{type(error).__name__}: {error}"
-        failure = _Failure(kind.__name__, message, getattr(error, "breaks", None))
+            told: BaseException = KeyboardInterrupt("interrupted")
+        elif isinstance(error, TRLGRPOExtError):  # what others derive from it may not travel
+            told = vars(errors).get(type(error).__name__, PluginRunError)(str(error))
+        else:
+            told = PluginRunError(f"{type(error).__name__}: {error}")
         try:
-            self._stopped_by = _shared_error(self._exchange(failure) if self._processes > 1 else [failure])
+            self._stopped_by = _shared_error(self._exchange(told) if self._processes > 1 else [told])
         except Exception as gone:  # another rank has ended
-            self._stopped_by = _shared_error([None] * self._rank + [failure])
+            self._stopped_by = _shared_error([None] * self._rank + [told])
             self._stopped_by.add_note(f"The ranks could not agree on it: {gone}")
-        self._stopped_by.__cause__ = error.__cause__ if kind is type(error) else error
+        self._stopped_by.__cause__ = error.__cause__ if type(told) is type(error) else error
 
     def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error
@@ -223,16 +214,10 @@ def exits_refused() -> Iterator[None]:
 
 def _shared_error(heard: Sequence[Any]) -> BaseException:
     """The one error that every rank raises: the first failing rank's, with its number."""
-    failed = [rank for rank, one in enumerate(heard) if isinstance(one, _Failure)]
-    first: _Failure = heard[failed[0]]
+    failed = [rank for rank, one in enumerate(heard) if isinstance(one, BaseException)]
+    first = heard[failed[0]]
     also = f" ({_ranks(failed[1:])} failed too.)" if len(failed) > 1 else ""
-    text = f"On rank {failed[0]}: {first.message}{also}"
-    if first.kind == KeyboardInterrupt.__name__:
-        return KeyboardInterrupt(text)
-    kind = getattr(errors, first.kind, None)
-    error = (kind if isinstance(kind, type) and issubclass(kind, TRLGRPOExtError) else PluginRunError)(text)
-    if first.breaks:
-        error.breaks = first.breaks  # type: ignore[attr-defined]
+    error: BaseException = type(first)(f"On rank {failed[0]}: {first}{also}")
     return error
 
 

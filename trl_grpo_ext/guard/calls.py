@@ -9,13 +9,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PluginOutputError
-from .outcomes import OutcomePolicy
 
 if TYPE_CHECKING:
     import asyncio
@@ -123,12 +121,12 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         values = returned.tolist()  # an array
     elif isinstance(returned, Iterator):
         values = list(returned)
-    if not isinstance(values, list | tuple) or len(values) != count or isinstance(values[0], list):
+    if not isinstance(values, list | tuple) or len(values) != count or (values and isinstance(values[0], list)):
         what = f"{type(returned).__name__}, {returned!r:.80}"
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
         wanted = f"a list with one number or None for each of the {count} completions"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.", "length")
+        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.")
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
 
@@ -145,7 +143,7 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
             raise OverflowError
     except (TypeError, OverflowError):
         what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.", "types") from None
+        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.") from None
     return number
 
 
@@ -156,12 +154,3 @@ def unique_names(names: Sequence[str]) -> list[str]:
         numbered = (f"{name}_{number}" for number in itertools.count(2))
         new.append(next(one for one in numbered if one not in {*names, *new}) if name in new else name)
     return new
-
-
-def rename(reward: Any, name: str) -> None:
-    """Rename a reward in its metrics, as far as it takes a name."""
-    with suppress(AttributeError):  # slots, a frozen dataclass
-        reward.__name__ = name
-        for value in getattr(reward, "__dict__", {}).values():
-            if isinstance(value, OutcomePolicy):  # it counts outcomes under the reward's name
-                value.reward = name

@@ -30,8 +30,7 @@ class Guarded:
         reward: A reward function as TRL takes it; neither async nor a model, both of which TRL calls itself.
         timeout: Seconds that one call may take: CPU time, or sleep, so a busy machine costs no score.
         retries: How often to repeat a call that raised. Timeouts and deaths are not retried.
-        on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run and
-            names the row.
+        on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run.
         outcomes: The same for any outcome by name ("timeout", "died", "error"). By default a timeout or a death is 0.0
             if the completion ran alone in a worker, and so is at fault, else None.
         workers: How many calls run at once. None means `WorkerPool`'s default.
@@ -70,15 +69,14 @@ class Guarded:
         if memory_mb is not None and not in_workers:
             raise ConfigurationError(f"{label}: memory_mb is for worker processes; set timeout or workers too.")
         own_fault: Consequence = 0.0 if in_workers and batch_size == 1 else None
-        defaults = {Outcome.TIMEOUT: own_fault, Outcome.DIED: own_fault}
-        changed = {"error": on_error, **(outcomes or {})}
         self.reward = reward
         self.__name__ = label
         self.timeout = timeout
         self.retries = checked_whole(f"{label}: retries", retries, 0)
         self.workers = workers
         self.batch_size = batch_size
-        self.policy = OutcomePolicy(label, _OUTCOMES, changed, defaults)
+        changed = {"error": on_error, **(outcomes or {})}
+        self.policy = OutcomePolicy(label, _OUTCOMES, changed, {Outcome.TIMEOUT: own_fault, Outcome.DIED: own_fault})
         task = functools.partial(_score, reward, label)
         self._pool = WorkerPool(task, workers=workers, memory_mb=memory_mb, name=label) if in_workers else None
 
@@ -162,7 +160,6 @@ def _score(reward: Callable[..., Any], name: str, columns: Mapping[str, Any]) ->
 
 
 def _from_worker(done: Done, rows: range, count: int) -> tuple[list[Judgement], BaseException | None]:
-    """Read the result of a call in a worker process."""
     if done.status == "done":
         return [_scored(_parts_of(*sent) if isinstance(sent, list) else sent) for sent in done.value], None
     if done.status != "error":
@@ -175,7 +172,6 @@ def _from_worker(done: Done, rows: range, count: int) -> tuple[list[Judgement], 
 
 
 def _parts_of(value: float, parts: Sequence[Any]) -> Parts:
-    """`Parts` as a worker sends them."""
     found = [Part(name, score, weight, [Place(*one) for one in places]) for name, score, weight, places in parts]
     return Parts(found, value)
 

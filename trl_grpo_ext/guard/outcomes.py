@@ -1,12 +1,10 @@
-"""How scoring a completion can end, and what each outcome is worth.
+"""How scoring a completion can end: a reward finds the `Outcome`, and a policy, which the user may change, its worth.
 
-A reward first finds the `Outcome`; a policy, which the user may change, then turns it into a number, None (the reward
-does not apply to this completion), or "raise" (the run stops and names the completion).
+That is a number, None (the reward does not apply to this completion), or "raise" (the run stops and names it).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 from ..types import Parts
+from .parameters import checked_number
 
 __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
@@ -96,10 +95,11 @@ class OutcomePolicy:
             raise ConfigurationError(f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}")
         for name, value in (changed or {}).items():
             if name not in self._becomes:
-                raise ConfigurationError(
-                    f"{reward} has no outcome {name!r} to set; it has: {', '.join(self._becomes)}."
-                )
-            self._becomes[Outcome(name)] = _consequence(reward, name, value)
+                has = ", ".join(self._becomes)
+                raise ConfigurationError(f"{reward} has no outcome {name!r} to set; it has: {has}.")
+            if value is not None and value != RAISE:
+                value = checked_number(f"{reward}: the outcome {name!r}", value, "a finite number, null or raise")
+            self._becomes[Outcome(name)] = value
         self.changed = {outcome.value: it for outcome, it in self._becomes.items() if it != known[outcome]}
 
     def scores(
@@ -123,9 +123,8 @@ class OutcomePolicy:
                 parts = judgement.score.parts
                 if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
                     parts = tuple(part._replace(score=None if part.score is None else becomes) for part in parts)
-                scores.append(Parts(parts, becomes))
-            else:
-                scores.append(becomes)
+                becomes = Parts(parts, becomes)
+            scores.append(becomes)
         return scores
 
     def log(
@@ -145,11 +144,10 @@ class OutcomePolicy:
 
 def shown(text: object) -> str:
     """Quote text from a model or a dataset: on one line, escaped and shortened."""
-    size = len(text) if isinstance(text, str) else None
     quoted = ascii(text[: _LONGEST_SHOWN + 1] if isinstance(text, str) else text)
     if len(quoted) <= _LONGEST_SHOWN:
         return quoted
-    return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({size} characters)" if size is not None else "")
+    return f"{quoted[:_LONGEST_SHOWN]}..." + (f" ({len(text)} characters)" if isinstance(text, str) else "")
 
 
 def exception_text(error: BaseException) -> str:
@@ -159,13 +157,3 @@ def exception_text(error: BaseException) -> str:
     except Exception:  # an exception's own text may raise
         return "(its message cannot be read)"
     return text if len(text) <= _LONGEST_SAID and text.replace("\n", "").isprintable() else shown(text)
-
-
-def _consequence(reward: str, name: str, value: object) -> Consequence:
-    if value is None or value == RAISE:
-        return None if value is None else RAISE
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
-    if number is None or not -sys.float_info.max <= number <= sys.float_info.max:
-        what = f"{reward}: the outcome {name!r}"
-        raise ConfigurationError(f"{what} must become a finite number, null or raise, got {value!r}.")
-    return float(number)

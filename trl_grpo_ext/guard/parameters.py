@@ -1,7 +1,7 @@
 """Checks for plugins' parameters and rewards' columns. A `label` is `<plugin>: <parameter>`.
 
-A plugin may declare its parameters as fields of a dataclass that is `Checked`, as in
-`positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are then checked when it is made.
+A plugin that is `Checked` declares its parameters as fields, as in
+`positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are checked when it is made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import MISSING, dataclass, field, fields
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn, dataclass_transform
 
 from ..errors import ConfigurationError, RewardError
 from .calls import PASSED_BY_TRL
@@ -21,48 +21,53 @@ from .calls import PASSED_BY_TRL
 def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
     """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
-    if number is not None and -highest <= number <= highest and accept(number):
-        return float(number)
-    raise ConfigurationError(f"{label} must be {wanted}, got {value!r:.200}.")
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -highest <= value <= highest
+        and accept(value)
+    ):
+        return float(value)
+    return _refuse(label, wanted, value)
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:
     """Return a parameter that must be a whole number, `lowest` or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ConfigurationError(f"{label} must be a whole number, {lowest} or more, got {value!r}.")
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= lowest:
+        return value
+    return _refuse(label, f"a whole number, {lowest} or more", value)
 
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
     """Return a parameter that must be one of a few words."""
-    if not isinstance(value, str) or value not in choices:
-        wanted = " or ".join(repr(choice) for choice in choices)
-        raise ConfigurationError(f"{label} must be {wanted}, got {value!r}.")
-    return value
+    wanted = " or ".join(map(repr, choices)) or "left out"
+    return value if isinstance(value, str) and value in choices else _refuse(label, wanted, value)
 
 
 def checked_flag(label: str, value: object) -> bool:
     """Return a parameter that must be true or false."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{label} must be true or false, got {value!r}.")
-    return value
+    return value if isinstance(value, bool) else _refuse(label, "true or false", value)
 
 
 def checked_text(label: str, value: object) -> str:
     """Return a parameter that must be a non-empty string."""
-    if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
-    return value
+    return value if isinstance(value, str) and value else _refuse(label, "a text that is not empty", value)
 
 
-@dataclass(kw_only=True, eq=False)
+def _refuse(label: str, wanted: str, value: object) -> NoReturn:
+    raise ConfigurationError(f"{label} must be {wanted}, got {value!r:.200}.")
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 class Checked:
-    """A plugin whose parameters are fields; None passes unchecked where it is the default."""
+    """A plugin whose parameters are fields, as in a dataclass; None passes unchecked where it is the default."""
+
+    def __init_subclass__(cls, kw_only: bool = True) -> None:
+        dataclass(kw_only=kw_only, eq=False)(cls)
 
     def __post_init__(self) -> None:
         """Check the parameters, and keep numbers as floats."""
-        for one in fields(self):
+        for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if "check" in one.metadata and not (value is None and one.default is None):
                 setattr(self, one.name, one.metadata["check"](f"{self.__name__}: {one.name}", value))  # type: ignore[attr-defined]

@@ -45,11 +45,11 @@ class _Overrun(BaseException):
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a reward function that has not returned: when it began, and after how long it is said to be running."""
+    """A call of a reward function that has not returned."""
 
     name: str
     began: float
-    tell_after: float
+    tell_after: float  # seconds after which it is said to be running
 
 
 class RewardWatch:
@@ -59,7 +59,8 @@ class RewardWatch:
         self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
-        self._limit, self._started = limit, time.monotonic()
+        self._limit = limit
+        self._started = time.monotonic()
         self._running: list[_Call] = []
 
     def start_scoring(
@@ -125,7 +126,7 @@ class RewardWatch:
             finally:
                 over.set()
                 self._running.clear()  # the signal may be under way
-                _end_process_after(None)  # an async function that blocks its loop may run on
+                faulthandler.cancel_dump_traceback_later()  # an async function that blocks its loop may run on
                 clock.join()
                 if number is not None:
                     signal.signal(number, before)
@@ -133,6 +134,8 @@ class RewardWatch:
 
     def _keep_time(self, over: threading.Event, number: int | None) -> None:
         """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
+        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+        end = "is off" if self._limit is None else f"stops the run after {self._limit:g} s"
         while not over.wait(min(_TICK_SECONDS, self._left() or _TICK_SECONDS)):
             if number is not None and self._left() == 0.0:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
@@ -141,8 +144,6 @@ class RewardWatch:
                 seconds = time.monotonic() - running.began
                 if seconds >= running.tell_after:
                     running.tell_after *= 2
-                    rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-                    end = "is off" if self._limit is None else f"stops the run after {self._limit:g} s"
                     said = "The reward %r has been running for %.0f s%s; reward_timeout %s."
                     logger.warning(said, running.name, seconds, rank, end)
 
@@ -172,8 +173,10 @@ class RewardWatch:
     def _run(self, name: str) -> Iterator[None]:
         running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
         self._running.append(running)
-        if self._limit is not None:
-            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
+        if self._limit is not None and sys.__stderr__ is not None:
+            seconds = (self._left() or 0.0) + max(self._limit, _GRACE_SECONDS)
+            with suppress(ValueError, OSError):  # stderr is no file: then without this last resort
+                faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
         try:
             with leftovers.noted(name):
                 yield
@@ -181,20 +184,20 @@ class RewardWatch:
             if running in self._running:
                 self._running.remove(running)
             if self._limit is not None and not self._running:  # from now on this rank only waits for the others
-                _end_process_after(None)
+                faulthandler.cancel_dump_traceback_later()
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         async def without_exit() -> Any:
             try:
                 return await coroutine
-            except (SystemExit, KeyboardInterrupt) as error:  # it would end the loop, and whoever waits for the loop
-                raise PluginRunError(_raised(name, error)) from error  # would wait for ever
+            except (SystemExit, KeyboardInterrupt) as error:  # would end the loop, and whoever waits for it would hang
+                raise PluginRunError(_raised(name, error)) from error
 
         task = asyncio.ensure_future(without_exit())
         done, _ = await asyncio.wait([task], timeout=self._left())
         if not done:
             task.cancel()
-            raise self._overrun([name])
+            raise RewardError(self._overrun([name]))
         return task.result()
 
     def _left(self) -> float | None:
@@ -202,14 +205,12 @@ class RewardWatch:
 
     def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
         if self._running:  # else this rank is done, and waits for the others
-            raise _Overrun(str(self._overrun([running.name for running in self._running])))
+            raise _Overrun(self._overrun([running.name for running in self._running]))
 
-    def _overrun(self, names: Sequence[str]) -> RewardError:
-        which = ", ".join(sorted({*names}))
-        return RewardError(
-            f"The reward{'s' * (len({*names}) > 1)} {which} did not finish within {self._limit:g} s. Raise "
-            "reward_timeout, or set a limit per completion: {name: ..., guard: {timeout: 5}}."
-        )
+    def _overrun(self, names: Sequence[str]) -> str:
+        which = f"reward{'s' * (len({*names}) > 1)} {', '.join(sorted({*names}))}"
+        advice = "Raise reward_timeout, or set a limit per completion: {name: ..., guard: {timeout: 5}}."
+        return f"The {which} did not finish within {self._limit:g} s. {advice}"
 
     def _listen(self, columns: dict[str, Any], reward: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
@@ -232,8 +233,9 @@ class RewardWatch:
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
-            text = f"The reward {name!r} changed {changed!r}, which others read as well. Let it make a copy first."
-            raise PluginOutputError(text, "inputs")
+            raise PluginOutputError(
+                f"The reward {name!r} changed {changed!r}, which others read too: make a copy first."
+            )
         scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
@@ -270,11 +272,9 @@ def _find_completion(error: Exception | SystemExit, function: Any, columns: Mapp
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
-    if failing is None:
-        return f" (no single one of the {count} completions is at fault)"
-    if not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
+    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
         return form
-    if not passed and count > 1:
+    if failing is None or (not passed and count > 1):
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
 
@@ -301,12 +301,3 @@ def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: in
     if reward_timeout is None or processes == 1:
         return reward_timeout
     return min(reward_timeout, 0.8 * ddp_timeout)
-
-
-def _end_process_after(seconds: float | None) -> None:
-    """Let the process end after so many seconds, with a traceback, or no longer, for None."""
-    if seconds is None:
-        faulthandler.cancel_dump_traceback_later()
-    elif sys.__stderr__ is not None:
-        with suppress(ValueError, OSError):  # stderr is no file: then without this last resort
-            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,31 +83,32 @@ def parse_json(text: str, name: str) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ConfigurationError(f"{name} has a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
+            raise ConfigurationError(f"a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
         return found
 
-    try:
+    with _readable(name):
         return json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
 
 
 def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
     """Read YAML in which no key stands twice; `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3."""
     import yaml  # here, because most commands need no YAML
 
-    try:
+    with _readable(name):
         return yaml.load(text, _loader(exponents))
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
-    # PyYAML leaks ValueError, TypeError and others on odd scalars and keys.
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
-        raise ConfigurationError(f"{name} is not YAML: {problem}") from error
+        raise ConfigurationError(f"{name} cannot be read: {problem}") from error
 
 
 @cache

@@ -34,8 +34,6 @@ LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG = 1  # of Linux' prctl
 _SET_CHILD_SUBREAPER = 36
 _COLLECTING_LIMIT = 0.5
-_LONGEST_MESSAGE = 2000
-_LONGEST_TRACEBACK = 4000
 _OUT_OF_MEMORY = b'{"memory": true, "last": true}'  # made now: later there is no memory for it
 
 
@@ -215,11 +213,10 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
 
 
 def _describe(error: BaseException) -> tuple[str, str, str]:
-    """The exception's type, message and last lines of the traceback."""
     message = "(its message cannot be read)"
     with contextlib.suppress(Exception):
-        message = str(error)[:_LONGEST_MESSAGE]
-    return type(error).__name__, message, "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+        message = str(error)[:2000]
+    return type(error).__name__, message, "".join(traceback.format_exception(error))[-4000:]
 
 
 def _address_space() -> int:

@@ -1,12 +1,12 @@
 """Processes that run one task on many jobs and can be killed at any time.
 
-A job's time is the CPU time of its process, which Linux shows to any process of the same user, so that its result does
-not depend on what else the machine does; the wall clock is a backstop for jobs that sleep.
+A job's time is the CPU time of its process, so that its result does not depend on what else the machine does; the wall
+clock is a backstop for jobs that sleep.
 
-Pebble imports the user's `__main__` again in every worker that it starts, and a worker killed from outside breaks its
-pool; loky cannot kill a single task. Here a small server (`guard.worker_server`) loads the task once and forks workers
-within milliseconds; each has its own socket and shares no lock. The server kills and collects them, so that a pid never
-refers to another process. This is not a sandbox: a worker has all rights of its user.
+Pebble imports the user's `__main__` again in every worker, and a worker killed from outside breaks its pool; loky
+cannot kill a single task. Here a server (`guard.worker_server`) loads the task once and forks workers within
+milliseconds. It also kills and collects them, so that a pid never refers to another process. This is no sandbox: a
+worker has all rights of its user.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ConfigurationError, RewardError
+from ..errors import RewardError
 from . import worker_server
 from .parameters import checked_number, checked_whole
 from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
@@ -65,7 +66,7 @@ class Done:
 
 @dataclass
 class _Job:
-    """One job of a batch: what it has left of its time, and why its first worker died, if it did."""
+    """One job of a batch: the time that it has left, and why its first worker died, if it did."""
 
     number: int
     allowance: float
@@ -79,9 +80,9 @@ class WorkerPool:
     The pool works from any thread, and in forks, which start processes of their own. It pickles, without its processes.
 
     Args:
-        task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
-            do. Its stdin is empty, and its stdout goes to stderr. Functions in a list `chores` of its own are called
-            once it is loaded, to fill caches that all workers share.
+        task: Takes a job and returns a JSON value; cloudpickle sends it. Its stdin is empty, and its stdout goes to
+            stderr. Functions in a list `chores` of its own are called once it is loaded, to fill caches that all
+            workers share.
         workers: Number of processes; None means one per usable core, divided among this machine's ranks, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
@@ -98,8 +99,6 @@ class WorkerPool:
         memory_mb: int | None = 512,
         name: str = "worker",
     ) -> None:
-        if not callable(task):
-            raise ConfigurationError(f"{name}: the task must be callable, got {task!r:.80}")
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
             if number is not None:
                 checked_whole(f"{name}: {parameter}", number, 1)
@@ -115,11 +114,9 @@ class WorkerPool:
         self._processes = _Processes(self.name, self._task, self._memory_mb)
         weakref.finalize(self, self._processes.end)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"task": self._task, "workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        WorkerPool.__init__(self, **state)
+    def __reduce__(self) -> Any:
+        settings = {"workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
+        return partial(WorkerPool, self._task, **settings), ()
 
     @property
     def workers(self) -> int:
@@ -170,19 +167,19 @@ class WorkerPool:
                         worker.send(payload)
                     _wait(at_work)
                     for worker, job in [*at_work.items()]:
-                        result = _result(worker, job, allowance, patience)
-                        if result is None:
-                            continue
-                        found, is_last = result
-                        del at_work[worker]
-                        if is_last:
-                            self._processes.drop(worker)
-                        else:
-                            self._processes.idle.append(worker)
-                        if found is None:
-                            waiting.append(job)
-                        else:
+                        try:
+                            found = worker.advance() or _timeout(worker, job, allowance, patience)
+                            is_over = found is not None
+                        except _LostError as lost:
+                            found = _after_death(worker, job, str(lost))
+                            is_over = True
+                        if found is not None:
                             done[job.number] = found
+                        elif is_over:
+                            waiting.append(job)
+                        if is_over:
+                            del at_work[worker]
+                            self._processes.give_back(worker)
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
         return [done[number] for number in range(len(jobs))]
@@ -204,20 +201,15 @@ def _wait(at_work: dict[_Worker, _Job]) -> None:
     poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
 
 
-def _result(worker: _Worker, job: _Job, allowance: float, patience: float) -> tuple[Done | None, bool] | None:
-    """A job's result, None if it is to be tried again, and whether its worker can have no other; None at work."""
-    try:
-        if (result := worker.advance()) is not None:
-            return result
-    except _LostError as lost:
-        return _after_death(worker, job, str(lost)), True
+def _timeout(worker: _Worker, job: _Job, allowance: float, patience: float) -> Done | None:
+    """The result of a job that has used up its time; None if it has not."""
     if worker.seconds >= job.allowance:
         late = f"no result within {allowance:g} s of CPU time"
     elif worker.slept >= job.patience:
         late = f"no result within {patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
     else:
         return None
-    return Done("timeout", None, late, worker.seconds), True
+    return Done("timeout", None, late, worker.seconds)
 
 
 def _after_death(worker: _Worker, job: _Job, why: str) -> Done | None:
@@ -274,21 +266,21 @@ class _Processes:
             self.drop(worker)  # it died, or spoke without having been asked
         why = ""
         for _ in range(3):
-            self.start()
             try:
                 worker = self._fork()
             except _LostError as lost:
                 why = str(lost)
                 self._end_server()
-                continue
             except BaseException:  # the task cannot be loaded, or an interrupt left half a message unread
                 self._end_server()
                 raise
-            self._all.add(worker)
-            return worker
+            else:
+                self._all.add(worker)
+                return worker
         raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
 
     def _fork(self) -> _Worker:
+        self.start()
         if not self._is_loaded:
             self._receive("the task cannot be loaded in the worker processes", _LOADING_LIMIT)
             self._is_loaded = True
@@ -313,6 +305,12 @@ class _Processes:
             raise RewardError(f"{self._name}: {problem}: {kind}: {message}\n{lines}")
         return number, files
 
+    def give_back(self, worker: _Worker) -> None:
+        if worker.is_free:
+            self.idle.append(worker)
+        else:
+            self.drop(worker)
+
     def drop(self, worker: _Worker) -> None:
         """Kill a worker; if the server is gone, its workers are too."""
         if worker in self._all and self._server is not None:
@@ -322,12 +320,10 @@ class _Processes:
         self._all.discard(worker)
 
     def drop_busy(self) -> None:
-        """Kill the workers that are not idle."""
         for worker in self._all.difference(self.idle):
             self.drop(worker)
 
     def end(self) -> None:
-        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
         if self.owner == os.getpid():
             self.idle.clear()
             self.drop_busy()
@@ -335,15 +331,15 @@ class _Processes:
 
     def _end_server(self) -> None:
         """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
-        server, self._server = self._server, None
-        if server is None:
+        if self._server is None:
             return
         self._sock.close()
         try:
-            server.wait(1.0)
+            self._server.wait(1.0)
         except subprocess.TimeoutExpired:  # it is still importing
-            server.kill()
-            server.wait()
+            self._server.kill()
+            self._server.wait()
+        self._server = None
 
 
 class _Worker:
@@ -353,6 +349,7 @@ class _Worker:
         self.pid = pid
         self.sock = socket.socket(fileno=descriptor)
         self.sock.setblocking(False)
+        self.is_free = True  # whether it can have a job
         self._serial = 0
         self._out = bytearray()
         self._in = bytearray()
@@ -363,6 +360,7 @@ class _Worker:
 
     def send(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
+        self.is_free = False
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
         self._queued = self._queued_before = _queued_seconds(self.pid) or self._queued
         self._begun = self._seen = time.monotonic()
@@ -392,7 +390,6 @@ class _Worker:
         return off_core - (self._queued - self._queued_before)
 
     def watched(self) -> tuple[int, int]:
-        """The file descriptor and the events to wait for."""
         return self.sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def is_quiet(self) -> bool:
@@ -401,8 +398,8 @@ class _Worker:
         poll.register(*self.watched())
         return not poll.poll(0) and _cpu_seconds(self.pid) is not None
 
-    def advance(self) -> tuple[Done, bool] | None:
-        """Write and read what is possible without waiting; the result once it is there, and whether it is the last."""
+    def advance(self) -> Done | None:
+        """Write and read what is possible without waiting; the result once it is there."""
         # Not alive once the server has collected it, also where a process that it started holds the socket open. Asked
         # before reading: what it wrote before it died counts.
         alive = _cpu_seconds(self.pid) is not None
@@ -416,12 +413,16 @@ class _Worker:
             if alive and isinstance(error, BlockingIOError):
                 return None
             raise _LostError("its worker process died") from error
-        if reply.get("memory"):
-            raise _LostError("out of memory")
-        if "error" in reply:
-            kind, message, lines = reply["error"]
-            return Done("error", None, f"{kind}: {message}", self.seconds, lines), False
-        return Done("done", reply["value"], "", self.seconds), bool(reply.get("last"))
+        match reply:
+            case {"memory": True}:
+                raise _LostError("out of memory")
+            case {"error": [str(kind), str(message), str(lines)]}:
+                self.is_free = True
+                return Done("error", None, f"{kind}: {message}", self.seconds, lines)
+            case {"value": value}:
+                self.is_free = not reply.get("last")
+                return Done("done", value, "", self.seconds)
+        raise _LostError("its worker process sent an invalid reply")
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
@@ -429,7 +430,7 @@ class _Worker:
                 del self._out[: self.sock.send(memoryview(self._out)[: 2**20])]
 
     def _reply(self) -> dict[str, Any] | None:
-        """The reply once it is complete; what is none is a lost worker."""
+        """The reply, empty if it cannot be read; None while it is incomplete."""
         if len(self._in) < HEADER.size:
             return None
         serial, size = HEADER.unpack_from(self._in)
@@ -441,18 +442,7 @@ class _Worker:
             with contextlib.suppress(ValueError, RecursionError):
                 reply = json.loads(self._in[HEADER.size : end])
         self._in.clear()
-        if not _is_reply(reply):
-            raise _LostError("its worker process sent an invalid reply")
-        return reply
-
-
-def _is_reply(reply: Any) -> bool:
-    if not isinstance(reply, dict):
-        return False
-    if "error" in reply:
-        error = reply["error"]
-        return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
-    return "value" in reply or reply.get("memory") is True
+        return reply if isinstance(reply, dict) else {}
 
 
 _SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
@@ -478,11 +468,9 @@ _HAS_QUEUE_CLOCK = _queued_seconds(os.getpid()) is not None
 
 
 def _pickle_by_value(value: Any, what: str) -> bytes:
-    """Pickle, including functions and classes that cannot be imported elsewhere."""
     import cloudpickle
 
     try:
-        data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
     except Exception as error:  # whatever an object's own pickling raises
         raise RewardError(f"{what} cannot be sent to worker processes: {type(error).__name__}: {error}") from error
-    return data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,57 +76,50 @@ def check_launch(
     """Stop if Accelerate made something else of the launch than was requested.
 
     `state` is Accelerate's, after the training arguments were constructed (they may choose the CPU); `expected` is what
-    the run configuration asks for, if anything; the others are as for `launched_engine`.
+    the run configuration asks for; the others are as for `launched_engine`.
 
     Raises:
         EngineError: One sentence for each difference, and what to do.
     """
     env = os.environ if environment is None else environment
-    _raise(_launch_problems(state, expected or ExpectedRun(), env, launched_engine(env, args)))
-
-
-def _launch_problems(
-    state: PartialState, expected: ExpectedRun, env: Mapping[str, str], engine: str | None
-) -> Iterator[str]:
+    expected = expected or ExpectedRun()
+    engine = launched_engine(env, args)
+    found = []
     processes = state.num_processes
     started = int(env.get("WORLD_SIZE", "1"))
     nodes = int(env.get("GROUP_WORLD_SIZE", "1"))
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != processes:
-        yield (
+        found.append(
             f"The launcher started {started} processes, but each would run alone, as {processes}. To run on the CPU, "
             "pass --use_cpu to this script; use_cpu in the launch file is not enough."
         )
     elif slurm_nodes > nodes and "GROUP_WORLD_SIZE" in env:
-        yield (
+        found.append(
             f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each. "
             "Give each node's launcher --num_machines, its own --machine_rank and the first node's --main_process_ip."
         )
     if engine is not None and expected.engine not in (None, engine):
-        yield f"The settings were made for engine {expected.engine}, but the launch is {engine}: change one of them."
+        found.append(f"The settings were made for engine {expected.engine}, but the launch is {engine}: change one.")
     if expected.processes not in (None, processes):
-        yield f"The settings were made for `processes: {expected.processes}`, but the launch has {processes}."
-    if engine in (None, "one_process", "ddp"):
-        return
-    without_gpus = engine.startswith("fsdp") and state.distributed_type in (
-        DistributedType.MULTI_CPU,
-        DistributedType.NO,
-    )
-    if without_gpus or str_to_bool(env.get("ACCELERATE_USE_CPU", "false")):
+        found.append(f"The settings were made for `processes: {expected.processes}`, but the launch has {processes}.")
+    divided = engine is not None and engine.startswith(("zero", "fsdp"))
+    apart = engine in ("fsdp1", "fsdp2") and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO)
+    if apart or (divided and str_to_bool(env.get("ACCELERATE_USE_CPU", "false"))):
         what = "one process" if processes == 1 else "DDP"
-        yield (
+        found.append(
             f"The launcher was asked to start {engine}, but Accelerate runs {what} in its place: because of "
             "ACCELERATE_USE_CPU=true (use_cpu in the launch file), or of FSDP on the CPU or with one process."
         )
+    _raise(found)
 
 
 class EngineCheck(TrainerCallback):
     """Check a trainer against the request when training begins, including what the environment asks of the launcher.
-    The ranks exchange their findings, so all stop if one must. After the first backward pass it also checks that
-    something has a gradient.
+    The ranks exchange their findings, so all stop if one must. The first backward pass has to leave a gradient.
 
-    The trainer is not yet training; the type of its weights is read here. `expected` is what the run should be.
-    When training begins, `facts` is what runs, a mapping for `metrics.json`.
+    Made before the training, because the type of the weights is read here. `expected` is what the run should be. When
+    training begins, `facts` is what runs, a mapping for `metrics.json`.
 
     Raises:
         EngineError: At once, if nothing is trained. In `trainer.train`: one sentence per difference.
@@ -138,17 +131,17 @@ class EngineCheck(TrainerCallback):
         self.facts: dict[str, Any] = {}
         self.expected = replace(expected, engine=expected.engine or launched_engine(args=trainer.args))
         self._dtype = _dtype_of(trainer.model)
+        self._gradients_seen = False
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise EngineError(
                 "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference. Name its "
                 "base model and continue the adapter by resume_from_checkpoint, or merge it first."
             )
-        self._gradients_seen = False
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare, on all ranks."""
-        self.facts = running(self.trainer, self._dtype)
+        self.facts = _running(self.trainer, self._dtype)
         _raise(gather_object(differences(self.expected, self.facts)))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -187,14 +180,14 @@ def differences(expected: ExpectedRun, run: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def running(trainer: Any, dtype: str) -> dict[str, Any]:
-    """What a trainer is whose model is wrapped, as this rank sees it; `dtype` is that of the loaded model."""
+def _running(trainer: Any, dtype: str) -> dict[str, Any]:
+    """What a trainer is whose model is wrapped, as this rank sees it."""
     state = trainer.accelerator.state
     parameters = list(trainer.model.parameters())
     kinds = [type(module) for module in trainer.model.modules()]
     names = [kind.__name__ for kind in kinds if kind.__module__.startswith("bitsandbytes")]  # PEFT has namesakes
     layers = {4: names.count("Linear4bit"), 8: names.count("Linear8bitLt")}
-    bits = next((bits for bits, count in layers.items() if count), 0)
+    bits = next((bits for bits in layers if layers[bits]), 0)
     return {
         "engine": _engine_of(trainer.model_wrapped, state),
         "processes": state.num_processes,
@@ -222,14 +215,14 @@ def _engine_of(wrapped: Any, state: Any) -> str:
         return "ddp"
     if state.num_processes == 1:
         return "one_process"
+    kind = str(state.distributed_type.value)
     parallel = any(hasattr(parameter, "device_mesh") for parameter in wrapped.parameters())
-    plain = state.distributed_type is DistributedType.NO or state.distributed_type.value.startswith("MULTI_")
-    return "apart" if plain and not parallel else str(state.distributed_type.value).lower()
+    return "apart" if kind.startswith(("NO", "MULTI_")) and not parallel else kind.lower()
 
 
 def _elements(parameter: Any) -> int:
     """Elements of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
-    return int(parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel())
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _elements_here(parameter: Any) -> int:
@@ -249,7 +242,7 @@ def _dtype_of(model: torch.nn.Module) -> str:
     return str(max(elements, key=lambda dtype: elements[dtype])).removeprefix("torch.") if elements else "none"
 
 
-def _raise(problems: Iterable[str]) -> None:
+def _raise(problems: Sequence[str]) -> None:
     """Raise all of them in one error, without duplicates."""
-    if different := list(dict.fromkeys(problems)):
-        raise EngineError(" ".join(different))
+    if problems:
+        raise EngineError(" ".join(dict.fromkeys(problems)))

@@ -44,6 +44,9 @@ def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
     for method, parameters in _methods(kind).items():
         if implements(plugin, method):
             _check_signature(method, getattr(plugin, method), parameters, subject)
+    states = [method for method in ("state_dict", "load_state_dict") if implements(plugin, method)]
+    if len(states) == 1:
+        raise PluginContractError(f"{subject} has {states[0]} alone. A state needs state_dict and load_state_dict.")
     for name, instead in _slips(kind, plugin):
         raise PluginContractError(f"{subject} has {name!r}, which nobody reads: {instead}.")
     if kind == "advantage_hook":
@@ -114,7 +117,6 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
 
 
 def _parameters(plugin: Any) -> Iterable[str]:
-    """Of the constructor: attributes of these names are the author's."""
     try:
         return inspect.signature(type(plugin)).parameters
     except (TypeError, ValueError):  # some extension types have none

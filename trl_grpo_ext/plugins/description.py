@@ -23,10 +23,19 @@ from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import Declaration, role_of
 from .building import import_plugin
-from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
+from .discovery import (
+    Installed,
+    PluginInfo,
+    clash,
+    find,
+    is_allowed,
+    module_spec,
+    normalise,
+    split_target,
+    unknown_name,
+)
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind
-from .metadata import module_spec, normalise
 from .selection import parse_selection
 
 PLACEHOLDER = "REPLACE_ME"
@@ -53,7 +62,6 @@ def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> li
 
 
 def _docstring(info: PluginInfo) -> str:
-    """The docstring that a plugin's class or function has in its module's text."""
     module, attribute = split_target(info.target)
     found = _definitions_in(module).get(attribute)
     return (ast.get_docstring(found) if found else None) or ""
@@ -92,7 +100,6 @@ _CHARACTERS = 500_000
 
 @lru_cache(maxsize=256)
 def _definitions_in(name: str) -> dict[str, Definition]:
-    """The classes and functions of a module's text; empty if there is no such module or its text cannot be read."""
     spec = module_spec(name)
     try:
         text = getattr(spec.loader, "get_source", lambda name: None)(spec.name) if spec else None
@@ -231,7 +238,6 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
 
 
 def _parameters(called: Any) -> list[Parameter] | None:
-    """The parameters of a callable; None if Python knows none."""
     try:
         found = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):

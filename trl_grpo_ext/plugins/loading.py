@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
-from ..guard.calls import has_plugins, rename, reward_name, running_methods, start_workers, unique_names
+from ..guard.calls import has_plugins, reward_name, running_methods, start_workers, unique_names
+from ..guard.outcomes import OutcomePolicy
 from ..types import Declaration, acting_order, implements
 from .building import build, check_parameters, describe, import_plugin, plugin_code
 from .checking import check_contract
@@ -158,8 +159,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         _check_kind(kind, built, str(info))
         own = isinstance(exported, type)
         if own and _is_nameless(built, info):
-            with contextlib.suppress(Exception):  # an object that takes no names: its class's then stands for it
-                rename(built, info.name.rpartition(".")[2])  # what metrics and messages call it
+            _rename(built, info.name.rpartition(".")[2])  # what metrics and messages call it
     if asked.guard is not None:
         from ..guard.guarded import guarded  # here, because most rewards need none
 
@@ -223,8 +223,17 @@ def _unique(loaded: Sequence[Loaded]) -> list[str]:
     names = unique_names([reward_name(item.object) for item in loaded])
     for item, name in zip(loaded, names, strict=True):
         if item.own and name != reward_name(item.object):
-            rename(item.object, name)
+            _rename(item.object, name)
     return names
+
+
+def _rename(plugin: Any, name: str) -> None:
+    """Rename a plugin in its metrics; one that takes no name keeps its own."""
+    with contextlib.suppress(Exception):  # slots, a frozen dataclass
+        plugin.__name__ = name
+        for value in vars(plugin).values():
+            if isinstance(value, OutcomePolicy):  # it counts outcomes under the reward's name
+                value.reward = name
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
@@ -302,7 +311,6 @@ def _with_selected(
 
 
 def _is_built(kind: Kind, value: Any) -> bool:
-    """Whether a value is already a plugin object of this kind, not a selection."""
     if isinstance(value, type) or kind == "reward":
         return callable(value) and not isinstance(value, type)
     return any(implements(value, method) for method in FACTS[kind].methods)

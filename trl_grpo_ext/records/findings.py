@@ -41,7 +41,7 @@ _IDLE = {
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
 
-_FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
+_FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "unreadable", "none")
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         judged = any(key.startswith(f"outcomes/{name}/") for key in run.keys)
         keys = by_outcome if judged else {outcome: f"rewards/{name}/{outcome}" for outcome in ("none", "nan")}
         curves = {outcome: run.curve(key) for outcome, key in keys.items()}
-        # An outcome is logged only when it occurs, and the reward only if it is known.
+        # A reward logs the outcomes that it can have, and its mean only where that is known.
         nothing = dict.fromkeys({*run.reward.steps, *(step for curve in curves.values() for step in curve.steps)}, 0.0)
         parts = {
             outcome: Curve.of(nothing | dict(zip(curve.steps, curve.values, strict=True)))

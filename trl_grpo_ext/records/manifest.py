@@ -24,9 +24,9 @@ from ..errors import ManifestError
 from ..guard.calls import is_model, unique_names
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
+from ..plugins.discovery import installed_version, module_spec, owner_of, provenance
 from ..plugins.kinds import KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
-from ..plugins.metadata import installed_version, module_spec, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import role_of
 from .writing import write_atomically

@@ -11,6 +11,7 @@ import io
 import json
 import random
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,12 @@ class TokenRecorder:
         groups = min(-(-self._count // rollout.num_generations), rollout.totals.prompts)
         # By the step, not by a count of batches: a resumed run samples as the run that went through.
         chosen = random.Random(f"{self._seed}/{rollout.step}").sample(range(rollout.totals.prompts), groups)
-        first = rollout.local_rows.start or 0
+        before: Counter[int] = Counter()
+        members_N = []
+        for group in rollout.gather(rollout.group_ids_B).tolist():
+            members_N.append(before[group])
+            before[group] += 1
+        members_B = members_N[rollout.local_rows]
         for row, group in enumerate(rollout.group_ids_B.tolist()):
             if group in chosen:
                 record = _record(rollout, row)
@@ -88,7 +94,7 @@ class TokenRecorder:
                 self._records[int(row_ids_B[row])] = record | {
                     "outcomes": [(name, str(value)) for name, value in given.items() if value is not None],
                     "group": group,
-                    "member": (first + row) % rollout.num_generations,
+                    "member": members_B[row],
                     "stages": [name for name, _ in stages],
                     "advantages": [values_B_T[row, :size].tolist() for _, values_B_T in stages],
                     "at_rollout": len(stages),

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..guard.messages import completion_text
@@ -14,7 +13,6 @@ ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UN
 IN_A_WORKER = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
-@dataclass(kw_only=True, eq=False)
 class Judged(Checked):
     """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
 
@@ -55,7 +53,6 @@ def too_long(size: int, most: int) -> str:
     return f"{size} characters, more than max_characters, {most}"
 
 
-@dataclass(kw_only=True, eq=False)
 class Comparing(Judged):
     """A reward that compares with a column's expected values: a tolerance for numbers, and normalisation for texts."""
 

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,8 +19,7 @@ from ..guard.parameters import text as text_field
 _LOADING = threading.Lock()
 
 
-@dataclass(eq=False)
-class Classifier(Checked):
+class Classifier(Checked, kw_only=False):
     """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded

@@ -5,7 +5,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from .turns import exchanges_of
 Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
 
 
-@dataclass(kw_only=True, eq=False)
 class EnvironmentSteps(Checked):
     """Score each turn by what the environment paid for the steps that the turn took.
 
@@ -54,7 +52,7 @@ class EnvironmentSteps(Checked):
         if turns is None:
             calls = [len(tool_calls(message)) for message, _ in exchanged]
             said = f"row {row} has {len(steps)} rewards of steps, and calls tools {calls} times in its turns"
-            raise PluginOutputError(f"environment_steps: {said}. Use record_steps.", "rewards")
+            raise PluginOutputError(f"environment_steps: {said}. Use record_steps.")
         paid = [(turn, value) for turn, (_, value) in zip(turns, steps, strict=True) if value is not None]
         if not paid:
             return None if steps else Parts({}, 0.0)

@@ -1,7 +1,6 @@
 """Is the final number of the completion GSM8K's answer?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..guard.messages import completion_text
@@ -14,7 +13,6 @@ from ._text.final_answer import final_number, parse_reference, read_reference
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
-@dataclass(kw_only=True, eq=False)
 class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 

@@ -3,7 +3,6 @@
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -16,7 +15,6 @@ from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, fi
 _DEEPEST = 200
 
 
-@dataclass(kw_only=True, eq=False)
 class JSONFields(Comparing):
     """Score the share of expected fields that hold the right value, each field a part.
 

@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from ._text.json_text import EXTRACTS, AmbiguousError, RefusedError, depth_of, f
 _DEEPEST = 50  # to which jsonschema can follow any schema that does not apply itself without end
 
 
-@dataclass(eq=False)
-class JSONSchema(Judged):
+class JSONSchema(Judged, kw_only=False):
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time. JSON is read

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,8 +79,7 @@ class _Reply(NamedTuple):
 _Replies = list[_Reply | None]
 
 
-@dataclass(eq=False)
-class Judge(Judged):
+class Judge(Judged, kw_only=False):
     """Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
     Each criterion is a question with the answer yes or no (1 or 0), or a grade on a `scale` (mapped to 0 to 1); the

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
@@ -12,8 +12,7 @@ from ..guard.parameters import Checked, choice, number, text, whole
 from ..types import RewardDeclaration
 
 
-@dataclass(eq=False)
-class SoftOverlong(Checked):
+class SoftOverlong(Checked, kw_only=False):
     r"""Score 0 for completions well below the length limit, falling to -1 at the limit and beyond.
 
     Equation (13) of DAPO (arXiv:2503.14476), as TRL's `get_soft_overlong_punishment`; `L` is the length in tokens:
@@ -46,8 +45,7 @@ class SoftOverlong(Checked):
         return [max(min((free - length) / slope, 0.0), -1.0) for length in tokens]
 
 
-@dataclass(eq=False)
-class LengthTarget(Checked):
+class LengthTarget(Checked, kw_only=False):
     r"""Score a completion by its length `n` in tokens against a target `t`.
 
         exact   -alpha · |t - n|

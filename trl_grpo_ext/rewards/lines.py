@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..guard.outcomes import Judgement, Outcome, shown
@@ -15,7 +14,6 @@ from ._text.json_text import is_near, read_number, read_plain_number
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
 
-@dataclass(kw_only=True, eq=False)
 class Lines(Comparing):
     """Score the share of expected answers that stand in their lines, one answer a line, each a part.
 

@@ -2,7 +2,6 @@
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
@@ -42,7 +41,6 @@ class _MathVerify:
         return pkgutil.resolve_name, (_CHECK,)
 
 
-@dataclass(kw_only=True, eq=False)
 class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 

@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -30,7 +30,6 @@ _ENDINGS = {
 }
 
 
-@dataclass(kw_only=True, eq=False)
 class PythonTests(Judged):
     """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
 

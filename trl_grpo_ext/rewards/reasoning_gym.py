@@ -11,7 +11,6 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
@@ -31,7 +30,6 @@ _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"
 _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 
 
-@dataclass(kw_only=True, eq=False)
 class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 

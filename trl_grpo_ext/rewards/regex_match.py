@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -16,8 +16,7 @@ from ..types import Parts, RewardDeclaration
 from ._judged import IN_A_WORKER, Judged, too_long
 
 
-@dataclass(eq=False)
-class RegexMatch(Judged):
+class RegexMatch(Judged, kw_only=False):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
     The pattern is Python's (`re`) and may match anywhere. One such as `(a+)+b` can take longer than the training on a

@@ -1,7 +1,6 @@
 """A reward by turn, for completions with tools: `tool_use`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
@@ -11,7 +10,6 @@ from ..guard.parameters import Checked, checked_text, number, whole
 from ..types import Parts, Place, RewardDeclaration
 
 
-@dataclass(kw_only=True, eq=False)
 class ToolUse(Checked):
     """Score each turn by its tool calls: made, returned, failed and unanswered.
 

@@ -34,7 +34,6 @@ class Rule:
 
     @property
     def short(self) -> str:
-        """The name without its kind: `neighbours`."""
         return self.name.partition(".")[2]
 
 
@@ -206,7 +205,6 @@ class Checks:
         return ""
 
     def check(self, rule: Rule) -> Finding:
-        """Check one rule."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a plugin's warnings are for its users

@@ -1,9 +1,6 @@
 """Token losses: terms beside the policy loss, and losses in place of TRL's clipped one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +9,6 @@ from ..guard.parameters import Checked, number
 from ..types import LossTerms, Rollout, TokenLossDeclaration
 
 
-@dataclass(kw_only=True, eq=False)
 class SquaredLogRatio(Checked):
     """Add `coefficient/2 · (log π - log π_old)²` to each token's loss.
 
@@ -33,15 +29,13 @@ class SquaredLogRatio(Checked):
         return 0.5 * self.coefficient * (terms.logps_B_T - terms.old_logps_B_T).square()
 
 
-@dataclass(kw_only=True, eq=False)
 class KLCov(Checked):
     """Add `coefficient/2 · (log π - log π_old)²` to the tokens whose log-probability goes most with the advantage.
 
     Entropy falls by the tokens with a large `c_t = (A_t - mean A) · (log π_old,t - mean log π_old)`, means over the
     tokens that count. The `share` of tokens with the largest `c_t` is held to the old policy; all others are free.
 
-    Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617, section
-    4).
+    Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617).
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
     sampled; the authors take each micro-batch under the policy at hand. Theirs has no clip: set `epsilon` high for
     that. Their code has `|log π - log π_old|`, whose slope at the policy that sampled is the sign of a rounding error.
@@ -97,7 +91,6 @@ def own_rows(values_N_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     return values_N_T[rollout.local_rows, : rollout.mask_B_T.size(1)].to(rollout.mask_B_T.dtype)
 
 
-@dataclass(kw_only=True, eq=False)
 class SmoothClip(Checked):
     """A clip without a corner: `-A · (1 + ε · tanh((r - 1) / ε))` for the importance ratio `r = π/π_old`.
 
@@ -119,15 +112,13 @@ class SmoothClip(Checked):
         return -terms.advantages_B_T * bounded_B_T
 
 
-@dataclass(kw_only=True, eq=False)
 class ClipCov(Checked):
     """PPO's clipped loss without some of the tokens whose log-probability goes with the advantage.
 
     With `c_t` as in `kl_cov`, tokens with `low < c_t < high` are candidates. A `share` of all tokens that count, drawn
     among them at random, gets no gradient; where fewer are candidates, all of them.
 
-    Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617,
-    section 4).
+    Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617).
     Departures: the covariances are those of the whole generation batch under the policy that sampled, and the tokens
     are drawn once for it, by its step; the authors draw for each micro-batch, among tokens that PPO does not clip.
 

@@ -14,7 +14,7 @@ class BatchKeys:
     reward = "trl_grpo_ext_reward"  # `(B,)`, weighted, after the shapers
     raw_reward = "trl_grpo_ext_raw_reward"  # `(B,)`, weighted, before them
     baseline = "trl_grpo_ext_baseline"  # `(B,)`, mean reward of the group
-    zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, whether the group is without signal
+    zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, as `Forward.zero_variance_B`
     # `(B, T)`, the signs of advantages that masks let through at the forward stage, from `HookChain.allowed_signs`.
     allowed_signs = "trl_grpo_ext_allowed_signs"
     # `(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none.

@@ -15,7 +15,6 @@ from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
-from .config import our_settings
 from .hook_states import AdvantageHookStates, has_state
 from .logps import needs_reference
 from .loss_stage import LossStage
@@ -46,7 +45,7 @@ class Extension:
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
         trl, plugins, between, owners = self._trainer, self.plugins, self._between, self._own_loss.owners
-        plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
+        plugins.reread(trl.args)
         contract.check_instance(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
         rewards.set_weights(trl)

@@ -12,7 +12,6 @@ from accelerate.utils import gather_object
 
 from ..credit import flow
 from ..credit.chain import Change, change_tables, metrics_of
-from ..credit.metrics import row_table, weight_metrics
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
@@ -102,7 +101,7 @@ class RecordStage:
         acting.show_mean_advantages(self._trainer, row_ids_N, means_N, self._row_count)
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        self.add_metrics(weight_metrics(self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))))
+        self.add_metrics(flow.weight_metrics(self._facts.gather(flow.row_table(weights_B_T, advantages_B_T, mask_B_T))))
 
     def saw_loss(self, forward: LossForward, reduced: Reduced) -> None:
         """Record what a training loss used, of the rows that are recorded."""

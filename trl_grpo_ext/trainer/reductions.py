@@ -218,10 +218,10 @@ def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, k
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
-    mixes = ["top_entropy_quantile"] * (settings.top_entropy_quantile < 1.0)  # which is of a micro-batch
-    mixes += [plugin_label(hook) for hook in forward_hooks if not HookDeclaration.of(hook).independent]
-    hooks = [plugin_label(hook) for hook in forward_hooks]  # which may give rows without signal one
-    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=hooks, unscaled=hooks)
+    alone = all(HookDeclaration.of(hook).independent for hook in forward_hooks)
+    mixes = settings.top_entropy_quantile < 1.0 or not alone  # the quantile is of a micro-batch
+    acts = bool(forward_hooks)  # which may give rows without signal one
+    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=acts, unscaled=acts)
     others = {
         terms.KL: settings.beta != 0.0,
         terms.ENTROPY: settings.entropy_bonus,

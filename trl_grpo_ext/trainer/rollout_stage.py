@@ -17,7 +17,7 @@ from ..credit import flow
 from ..credit.chain import Change
 from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
-from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
+from ..credit.signal import groups_of, rewards_are_equal, signal_table, zero_variance_of
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
@@ -230,7 +230,7 @@ class RolloutStage:
         batch |= row_entries(rollout, zero_variance_of(signal_N_C)[rollout.local_rows], allowed_signs_B_T)
         if self.plugins.aggregation is not None:
             self._weigh(batch, rollout, advantages_B_T)
-            self.records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+            self.records.add_metrics({"groups/zero_variance": 1.0 - float(groups_of(signal_N_C).double().mean())})
         self.token_losses.carry(batch, rollout)
         self.records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
         if changes:

@@ -60,6 +60,7 @@ class SelectedPlugins:
 
     def __init__(self, args: Any, given: Mapping[str, Any]) -> None:
         settings = self.settings = our_settings(args)
+        self._selections = ("rewards", *given)
         selected = {name: _one_source(name, value, getattr(settings, name)) for name, value in given.items()}
         self.hooks: list[Any] = load_advantage_hooks(selected["advantage_hooks"] or [])
         self.token_losses: list[Any] = load_token_losses(selected["token_losses"] or [])
@@ -86,6 +87,15 @@ class SelectedPlugins:
 
         names = unique_names([plugin_label(loss) for loss in self.token_losses])
         self.losses_by_name = dict(zip(names, self.token_losses, strict=True))
+
+    def reread(self, args: Any) -> None:
+        """Take the settings of a config that a base class has made or changed; it may not select other plugins."""
+        settings = our_settings(args)
+        for name in self._selections:
+            if getattr(settings, name) != getattr(self.settings, name):
+                what = f"A base class of the trainer has set args.{name} to {getattr(settings, name)!r}, unseen"
+                raise ConfigurationError(f"{what}. Set it in the config that the trainer is given.")
+        self.settings = settings
 
     @property
     def compact(self) -> bool:

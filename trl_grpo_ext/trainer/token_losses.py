@@ -32,8 +32,8 @@ class TokenLosses:
         found = []
         for name, loss in self._losses.items():
             declared = TokenLossDeclaration.of(loss)
-            mixes, acts = [name] * (not declared.independent), [name] * (not declared.needs_advantage)
-            found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
+            acts = not declared.needs_advantage
+            found.append(Term(name=name, mixes_rows=not declared.independent, acts_without_advantage=acts))
         return found
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,21 +20,18 @@ class Author:
 
     environment: Environment
 
-    def run(self, *words: str | Path, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        return self._run([str(word) for word in words], cwd, timeout)
-
-    def shell(self, command: str, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def shell(self, command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run a command as it stands on a page."""
-        return self._run(["bash", "-euo", "pipefail", "-c", command], cwd, timeout)
+        return self.run("bash", "-euo", "pipefail", "-c", command, cwd=cwd)
 
-    def _run(self, words: Sequence[str], cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         left_out = ("TRL_GRPO_EXT_PLUGINS", "PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTHONPATH", "COLUMNS")
         environ = {name: value for name, value in os.environ.items() if name not in left_out}
         environ |= _WITHOUT_AN_INDEX
         environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         here = str(Path(sys.executable).parent)
         environ["PATH"] = os.pathsep.join([str(self.environment.directory / "bin"), here, environ["PATH"]])
-        return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, timeout=600, check=False)
 
 
 def make_author(directory: Path) -> Author:

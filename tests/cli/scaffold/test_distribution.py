@@ -24,12 +24,10 @@ KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
 NAMES = [
     "a",
     "my_reward2",
-    "x_1",
     "match",
     "json",
     "test_it",
     "any",
-    "sequence",
     "rollout",
     "value_error",
     "configuration_error",
@@ -53,8 +51,7 @@ def check_files(new: NewDistribution, files: dict[str, str]) -> None:
     imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
     assert class_name not in imported
     assert not hasattr(builtins, class_name)
-    said = (ast.get_docstring(defined) or "").split("\n\n")[0]
-    assert said == project["project"]["description"]
+    assert (ast.get_docstring(defined) or "").split("\n\n")[0] == project["project"]["description"]
     for path, text in files.items():
         if path.endswith(".py"):
             compile(text, path, "exec")
@@ -110,12 +107,8 @@ def test_words_that_cannot_be_used_are_refused(option: str, words: tuple[str, ..
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    new = NewDistribution(kind="reward", name="x")
     (tmp_path / "file").write_text("mine")
-    for taken, reason in ((tmp_path / "file", "File exists"), (tmp_path, "File exists")):
-        with pytest.raises(ConfigurationError, match=reason):
-            new.write(taken)
+    for taken in (tmp_path / "file", tmp_path):
+        with pytest.raises(ConfigurationError, match="File exists"):
+            NewDistribution(kind="reward", name="x").write(taken)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    files = new.write(tmp_path / "new")
-    there = [path.relative_to(tmp_path / "new") for path in (tmp_path / "new").rglob("*") if path.is_file()]
-    assert set(files) == {path.as_posix() for path in there}

@@ -15,8 +15,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...errors import ConfigurationError
+from ...plugins.discovery import installed_distributions, normalise, owner_of
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
-from ...plugins.metadata import installed_distributions, normalise, owner_of
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 
@@ -46,23 +46,17 @@ class NewDistribution:
     def __post_init__(self) -> None:
         """Check the words, and fill in those that were left out."""
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED:
-            raise ConfigurationError(
-                "A plugin's name has at most 28 small letters, digits and single underscores, with a letter in front, "
-                f"such as 'answer_length', and is no word of Python or YAML; got {self.name!r}."
-            )
+            what = "at most 28 small letters, digits and single underscores, with a letter in front"
+            raise ConfigurationError(f"A plugin's name has {what}, and is no word of YAML; got {self.name!r}.")
         self.distribution = self.distribution or f"grpo-{self.name.replace('_', '-')}"
         self.package = re.sub(r"[-_.]+", "_", self.distribution).lower()
         if not _DISTRIBUTION.fullmatch(self.distribution) or self.package in _RESERVED:
-            raise ConfigurationError(
-                "A distribution's name has at most 38 letters, digits and dashes, with a letter in front, such as "
-                f"'grpo-manners', and is no word of Python; got {self.distribution!r}."
-            )
+            what = "at most 38 letters, digits and dashes, with a letter in front, and is no word of Python"
+            raise ConfigurationError(f"A distribution's name has {what}; got {self.distribution!r}.")
         there = {key for key, _ in installed_distributions()}
         taken = normalise(self.distribution) in there or self.package in sys.stdlib_module_names
         if taken or owner_of(self.package) is not None:
-            raise ConfigurationError(
-                f"A distribution or module called {self.distribution!r} is here already: choose another --distribution."
-            )
+            raise ConfigurationError(f"{self.distribution!r} is here already: choose another --distribution.")
 
     def files(self) -> dict[str, str]:
         """Render every file, by its path, in the order in which a reader wants them."""

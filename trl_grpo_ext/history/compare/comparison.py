@@ -24,7 +24,7 @@ class SelectionNumbers:
 
     name: str
     reward_mean: float | None  # of the weighted sums
-    without_signal: float | None  # share of the groups, as training logs it in `groups/zero_variance`
+    without_signal: float | None  # share of the groups, after hooks at the forward stage too
     positive_mass: float | None  # share of the gradient mass on tokens with an advantage above 0
 
 

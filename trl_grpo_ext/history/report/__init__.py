@@ -1,6 +1,6 @@
 """A report on a finished or running training: findings, curves, completions token by token, settings.
 
-`run` reads the folder, `files` its files, `figures` lists the figures, `page` writes the HTML page.
+`trained_run` reads the folder, `figures` lists the figures, `page` writes the HTML page.
 """
 
 from ...records.findings import Finding, findings_of

@@ -8,10 +8,8 @@ checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs uncha
     written     every rank has written its part
     published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
-So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write raises at once, and
-the launcher ends the others. Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed
-that writes on after its call returns. A kill while old ones are deleted may leave half of one, which
-`last_complete_checkpoint` skips.
+So at any moment `checkpoint-N` is absent, the earlier one, or complete. Not covered: `save_model` to `output_dir`
+itself, and a checkpoint engine of DeepSpeed that writes on after its call returns.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +32,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
 from ...guard.agreement import Agreement
-from ...records.checkpoint_state import (
-    REPLACED,
-    STATE,
-    UNFINISHED,
-    check_resumed,
-    checkpoint_problem,
-    checkpoint_steps,
-    last_complete_checkpoint,
-    missing_state,
-    put_back,
-)
+from ...records import checkpoint_state
+from ...records.checkpoint_state import STATE, UNFINISHED, checkpoint_problem
 from ...trainer.upstream import contract
 from .stop_signal import SaveOnSignal
 
@@ -57,7 +46,7 @@ logger = logging.getLogger(__name__)
 class SafeCheckpoints:
     """Put it before any subclass of `transformers.Trainer`; takes its arguments and one more.
 
-    `stop_signals` save a checkpoint and end the training; see `stop_signal`. There are none with `()`.
+    `stop_signals` save a checkpoint and end the training; there are none with `()`.
 
     Raises:
         ConfigurationError: `enable_jit_checkpoint` is set.
@@ -70,7 +59,6 @@ class SafeCheckpoints:
     accelerator: Any
     model: Any
     _staging: Path | None = None
-    _push_later = False
 
     def __init__(
         self, *arguments: Any, stop_signals: Sequence[signal.Signals | int] = (signal.SIGTERM,), **keywords: Any
@@ -95,14 +83,12 @@ class SafeCheckpoints:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train after removing what a killed save left.
 
+        `resume_from_checkpoint` is as in the trainer; True means the newest checkpoint that is whole on all machines.
         Resuming a finished run trains no step. What transformers does not find in the checkpoint and goes on without
         (one saved with `save_only_model`, or by another number of processes) is a warning.
 
-        `resume_from_checkpoint` is as in the trainer; True means the newest checkpoint that is whole on all machines.
-
         Raises:
-            CheckpointError: There is no such checkpoint, it is incomplete or damaged, or one could not be written on
-                some rank.
+            CheckpointError: There is no such checkpoint, it is incomplete or damaged, or some rank could not write one.
         """
         folder = Path(self.args.output_dir)
         try:
@@ -121,8 +107,8 @@ class SafeCheckpoints:
         """As in the trainer, but no step if none is left: transformers (5.2 and before) trains one too many."""
         if 0 < self.state.max_steps <= self.state.global_step:
             self.control.should_training_stop = True
-            return
-        super()._run_epoch(*arguments, **keywords)  # type: ignore[misc]
+        else:
+            super()._run_epoch(*arguments, **keywords)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         """As in the trainer; parameters keep their types: TRL trains QLoRA's in bfloat16, PEFT loads float32."""
@@ -136,8 +122,8 @@ class SafeCheckpoints:
         """Refuse a damaged checkpoint, and say what is not in it; a folder of weights alone is not judged."""
         with self._agree():
             if self.args.local_process_index == 0:
-                check_resumed(checkpoint, all_checksums=True)
-        lacking = missing_state(checkpoint, self.args.process_index, self.args.world_size)
+                checkpoint_state.check_resumed(checkpoint, all_checksums=True)
+        lacking = checkpoint_state.missing_state(checkpoint, self.args.process_index, self.args.world_size)
         if lacking and (checkpoint / STATE).is_file():
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 
@@ -152,23 +138,19 @@ class SafeCheckpoints:
                     _remove_leftovers(run_dir)
                     staging.mkdir(parents=True)
             self._staging = staging
-            self._push_later = False
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
                 self._name_best(run_dir, staging / name)
             except _WRITE_ERRORS as error:
-                reason = (str(error).strip().splitlines() or ["no message"])[0]  # PyTorch adds a stack of its C++ code
-                raise CheckpointError(
-                    f"{name} could not be written to {run_dir}: {type(error).__name__}: {reason.rstrip('.')}. Make "
-                    "room there, or choose another output_dir; then resume."
-                ) from error
+                reason = str(error).strip().partition("\n")[0].rstrip(".")  # PyTorch adds a stack of its C++ code
+                what = f"{name} could not be written to {run_dir}: {type(error).__name__}: {reason}"
+                raise CheckpointError(f"{what}. Make room there, or choose another output_dir; then resume.") from error
             finally:
                 self._staging = None
             with self._agree():  # every rank has written
                 pass
             with self._agree():
-                if leader:
-                    # Elsewhere a part is all there should be: the weights are on the first machine alone.
+                if leader:  # the first machine's is checked; elsewhere a part without weights is all there should be
                     _publish(staging / name, run_dir, check=self.args.process_index == 0)
             if leader:
                 best = self.state.best_model_checkpoint
@@ -176,7 +158,7 @@ class SafeCheckpoints:
         finally:
             if leader:
                 _remove_leftovers(run_dir)
-        if self._push_later:
+        if self.args.push_to_hub:
             super()._push_from_checkpoint(str(run_dir / name))  # type: ignore[misc]
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -186,8 +168,6 @@ class SafeCheckpoints:
         """Uploads run in the background, so they must wait until the checkpoint is in its final place."""
         if self._staging is None:
             super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
-        else:
-            self._push_later = True
 
     def _name_best(self, run_dir: Path, staged: Path) -> None:
         """Set the best checkpoint's final path: the trainer looked for it in the staging folder."""
@@ -199,38 +179,34 @@ class SafeCheckpoints:
             if self.args.should_save:
                 state.save_to_json(str(staged / STATE))
 
-    @contextmanager
-    def _agree(self) -> Iterator[None]:
+    def _agree(self) -> AbstractContextManager[None]:
         ranks = self.accelerator
-        with Agreement(ranks.process_index, ranks.num_processes, ranks.gather).section():
-            yield
+        return Agreement(ranks.process_index, ranks.num_processes, ranks.gather).section()
 
     def _newest_checkpoint(self, folder: Path) -> str:
         """The newest complete checkpoint that the first process sees, on all ranks."""
-        found = None
+        step = 0
         with self._agree():
-            found = last_complete_checkpoint(folder) if self.args.process_index == 0 else ""
-            if found is None:
-                there = ", ".join(f"{PREFIX_CHECKPOINT_DIR}-{s}" for s in checkpoint_steps(folder)) or "nothing"
-                raise CheckpointError(
-                    f"resume_from_checkpoint=True found no complete checkpoint in {folder}, which has {there}."
-                )
-        mine = torch.tensor([int(found.rpartition("-")[2]) if found else 0], device=self.accelerator.device)
+            if self.args.process_index == 0:
+                found = checkpoint_state.last_complete_checkpoint(folder)
+                if found is None:
+                    there = [f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in checkpoint_state.checkpoint_steps(folder)]
+                    what = f"no complete checkpoint in {folder}, which has {', '.join(there) or 'nothing'}"
+                    raise CheckpointError(f"resume_from_checkpoint=True found {what}.")
+                step = int(found.rpartition("-")[2])
+        mine = torch.tensor([step], device=self.accelerator.device)
         return str(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.accelerator.gather(mine).max()}")
 
 
 def _publish(staged: Path, run_dir: Path, *, check: bool) -> None:
-    """Move a checkpoint to its place, even if one of that name exists; check it first if asked.
-
-    Files and folders are flushed before, so that no power cut can undo it.
-    """
+    """Move a checkpoint to its place, even if one of that name exists, once it is flushed and, if asked, checked."""
     for path in [*staged.rglob("*"), staged]:
         _sync(path)
     if check and (problem := checkpoint_problem(staged)):
         raise CheckpointError(f"{staged.name} in {run_dir} is incomplete, and was not published: {problem}.")
     final = run_dir / staged.name
     if os.path.lexists(final):  # a kill between these renames is repaired by `put_back`
-        replaced = staged.parent / REPLACED
+        replaced = staged.parent / checkpoint_state.REPLACED
         replaced.mkdir(exist_ok=True)
         final.rename(replaced / staged.name)
     staged.rename(final)
@@ -239,7 +215,7 @@ def _publish(staged: Path, run_dir: Path, *, check: bool) -> None:
 
 def _remove_leftovers(run_dir: Path) -> None:
     """Remove what killed saves left, after restoring a checkpoint that was being replaced."""
-    put_back(run_dir)
+    checkpoint_state.put_back(run_dir)
     shutil.rmtree(run_dir / UNFINISHED, ignore_errors=True)
 
 

@@ -1,11 +1,8 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
 The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so a signal to one
-rank stops all at the same step. A signal during generation, saving or an evaluation waits for the end of the step, and
-with `resample` for that of the generation batch, inside which no run can resume. The evaluation of that step is left
-out, by the resumed run too.
-
-A signal that came after the last step goes to the earlier handler. A forked child dies of the signal as usual.
+rank stops all at the same step; with `resample`, at the end of the generation batch, inside which no run can resume.
+The evaluation of that step is left out. A signal after the last step goes to the earlier handler.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
 different steps; and it saves weights without the step's gradients, while the data has moved on.
@@ -30,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def exit_status(number: int) -> int:
-    """The exit status of a script that a signal ended: 128 plus its number, as in shells (SIGTERM: 143).
-
-    Not 0, because the training is not finished: torchrun with `--max-restarts`, or a scheduler, would think it was.
-    """
+    """The exit status of a script that a signal ended: 128 plus its number, as in shells, for it is not finished."""
     return 128 + number
 
 
@@ -48,8 +42,9 @@ class SaveOnSignal(TrainerCallback):
         self._process = os.getpid()
         self._limit: int | None = None
 
-    def install(self) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Install the handlers. Only the main thread may; in others, warn and leave the handlers alone."""
+        self.stopped_by = None
         if self._earlier or not self.signals:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -77,11 +72,6 @@ class SaveOnSignal(TrainerCallback):
         else:  # in a forked child, which has nothing to save
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Start listening."""
-        self.stopped_by = None
-        self.install()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Agree with the other ranks; save and stop if one of them has a signal."""

@@ -1,9 +1,11 @@
 """Everything that is known of a run where its trainer is constructed, as objects."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
+
+import torch
 
 from ...credit.flow import plugin_label
 from ...guard.untrusted import one_line
@@ -36,11 +38,9 @@ class Case:
         return getattr(self.args, name, None)
 
     @property
-    def bits(self) -> Literal[0, 4, 8]:
+    def bits(self) -> int:
         """4 or 8 if the base model is quantised, else 0."""
-        if getattr(self.quantisation, "load_in_4bit", False):
-            return 4
-        return 8 if getattr(self.quantisation, "load_in_8bit", False) else 0
+        return next((bits for bits in (4, 8) if getattr(self.quantisation, f"load_in_{bits}bit", False)), 0)
 
     @property
     def uses_adapters(self) -> bool:
@@ -51,18 +51,13 @@ class Case:
     def engine(self) -> str:
         """What the launcher and the arguments ask for."""
         name = launched_engine({**os.environ, **self.launch.environment}, self.args) or "fsdp2"
-        return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the arguments choose the CPU."""
-        return bool(self["use_cpu"])
+        replicas = self.launch.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
+        return f"{name}_hybrid" if name == "fsdp2" and replicas else name
 
     @property
     def dtype(self) -> str:
         """Data type of the loaded weights; TRL's default is float32, and `auto` the checkpoint's own."""
-        given = self.model_settings.get("dtype", "float32")
-        return str("auto" if given is None else given).removeprefix("torch.")
+        return str(self.model_settings.get("dtype", "float32") or "auto").removeprefix("torch.")
 
     @property
     def keeps_adapters_in_float32(self) -> bool:
@@ -71,62 +66,54 @@ class Case:
 
     def described(self, trainer: Any) -> str:
         """The run in one line."""
-        count = self.launch.processes
-        machines = f" on {self.launch.machines} machines" if self.launch.machines > 1 else ""
-        model = self.model or "no model is named"
+        launch = self.launch
+        machines = f" on {launch.machines} machines" if launch.machines > 1 else ""
+        processes = f"{launch.processes} process{'es' * (launch.processes != 1)}{machines}"
+        size = "" if self.sizes is None else f", {self.sizes.parameters:,} parameters"
         weights = f"LoRA of rank {getattr(self.peft_config, 'r', '?')}" if self.uses_adapters else "all weights"
-        parts = [
-            f"{self.engine}, {count} process{'es' * (count != 1)}{machines} ({self.launch.name})",
-            type(trainer).__name__,
-            f"{model}, {self.sizes.parameters:,} parameters" if self.sizes is not None else model,
-            f"{weights}, on {self.bits}-bit weights" if self.bits else weights,
-        ]
+        quantised = f", on {self.bits}-bit weights" if self.bits else ""
+        parts = [f"{self.engine}, {processes} ({launch.name})", type(trainer).__name__]
+        parts += [f"{self.model or 'no model is named'}{size}", f"{weights}{quantised}"]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
         for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
             plugins = self.rewards if kind == "rewards" else getattr(trainer, kind, None)
             listed = plugins if isinstance(plugins, list | tuple) else [plugins]
-            own = [one if isinstance(one, str) else plugin_label(one) for one in listed if one]
-            parts += [f"{kind.replace('_', ' ')} {', '.join(own)}"] if own else []
+            if own := [one if isinstance(one, str) else plugin_label(one) for one in listed if one]:
+                parts.append(f"{kind.replace('_', ' ')} {', '.join(own)}")
         return "; ".join(parts)
 
 
-def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, Problem | None]:
+def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, list[Problem]]:
     """The case of a trainer that got these arguments, and why something of it is not known."""
     args = given.get("args")
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
     facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
+    unknown: list[Problem] = []
     try:
-        unknown = _look_at_model(given.get("model"), settings, facts)
+        unknown += _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module
         fix = "Name another model, or check its config.json."
-        unknown = Problem("warning", "model", one_line(error, 400), fix)
+        unknown.append(Problem("warning", "model", one_line(error, 400), fix))
     data: Any = given.get("train_dataset")
     rewards = given.get("reward_funcs") or ()
-    case = Case(
-        launch=launch,
-        machine=machine,
-        args=args,
-        devices=_devices(machine),
-        trainer=trainer,
-        rewards=tuple(rewards) if isinstance(rewards, list | tuple) else (rewards,),
-        prompts=len(data) if hasattr(data, "__len__") else None,
-        **facts,
-    )
-    return case, unknown
+    facts["rewards"] = tuple(rewards) if isinstance(rewards, list | tuple) else (rewards,)
+    facts["prompts"] = len(data) if hasattr(data, "__len__") else None
+    return Case(launch, machine, args, _devices(machine), trainer=trainer, **facts), unknown
 
 
-def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Problem | None:
+def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Iterator[Problem]:
     """Add the model's name, quantisation, sizes and adapters to the facts, as far as they are known."""
     if not model:
-        return None
+        return
     if isinstance(model, str):
         facts["model"] = model
         config, why = load_config(model, str(settings.get("revision") or "main"))
         if config is None:
             fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
-            return Problem("note", "memory", f"The model's sizes are not known. {why}", fix)
+            yield Problem("note", "memory", f"The model's sizes are not known. {why}", fix)
+            return
         model = on_meta(config)
     else:  # a script's own model: its settings are what it has
         settings["dtype"] = str(model.dtype)
@@ -138,14 +125,11 @@ def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) 
         facts["adapters"] = Adapters(trainable_of(model))
     elif facts["peft_config"] is not None:
         facts["adapters"] = adapters_of(model, facts["peft_config"])
-    return None
 
 
 def _devices(machine: Machine) -> tuple[int, ...]:
     """Bytes of each GPU; 0 where another machine's were not given."""
-    import torch
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if machine.elsewhere or machine.assumed:
+    if machine.gpus is not None or machine.gpu_bytes is not None:
         return (machine.gpu_bytes or 0,) * count
     return tuple(int(torch.cuda.get_device_properties(index).total_memory) for index in range(count))

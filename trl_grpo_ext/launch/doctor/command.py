@@ -23,10 +23,7 @@ from .launch import Launch, read_command
 from .memory import Memory
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
-_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
-"""Most severe first."""
-_LINES = 8
-"""Of the script's last words, where there is no other reason why it ended."""
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}  # by severity
 
 
 @dataclass(frozen=True)
@@ -50,38 +47,35 @@ class Examination:
 
 
 def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_length: int = 256) -> Examination:
-    """Examine the run that this command line starts, on this machine or the one described.
-
-    The launcher and the script each run in a process of their own; `prompt_length` is the longest prompt's tokens.
+    """Examine the run that a command line starts, on this machine or another; its script runs in its own process.
 
     Raises:
         ConfigurationError: The words name no launcher, script or file.
     """
     launch = read_command(words)
     machine = machine or Machine()
-    with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
-        request = Path(folder, "request")
-
-        def ask(module: str) -> tuple[Any, str]:
-            """What a process of one of our modules answers, None if it does not, and what it said last."""
-            request.write_bytes(pickle.dumps((launch, machine, prompt_length)))
-            answer = Path(folder, module)
-            said = _child(module, (request, answer), launch)
-            return pickle.loads(answer.read_bytes()) if answer.is_file() else None, said
-
-        said = ""
-        if launch.script is None:
-            read, said = ask("launch")
-            launch = read or launch
+    if launch.script is None:
+        read, said = _ask("launch", launch, machine, prompt_length)
+        launch = read or launch
         if launch.script is None:
             problems = launch.problems or (Problem("error", "launch", f"{launch.launcher} stops: {said}"),)
             return Examination(launch, machine, problems)
-        found, said = ask("probe")
+    found, said = _ask("probe", launch, machine, prompt_length)
     if found is None:
         return Examination(launch, machine, launch.problems, unreached="the script's process ended", said=said)
     unique = dict.fromkeys([*launch.problems, *found.pop("problems")])
     ordered = sorted(unique, key=lambda problem: list(_STYLES).index(problem.severity))
     return Examination(launch, problems=tuple(ordered), said=said, **found)
+
+
+def _ask(module: str, launch: Launch, machine: Machine, prompt_length: int) -> tuple[Any, str]:
+    """What a process of one of our modules answers, None if it does not, and what it said last."""
+    with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
+        request = Path(folder, "request")
+        answer = Path(folder, "answer")
+        request.write_bytes(pickle.dumps((launch, machine, prompt_length)))
+        said = _child(module, (request, answer), launch)
+        return pickle.loads(answer.read_bytes()) if answer.is_file() else None, said
 
 
 def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
@@ -90,11 +84,10 @@ def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
     if not _hub_answers():
         environment["HF_HUB_OFFLINE"] = "1"  # else every file is asked for again and again, for minutes
     words = [sys.executable, "-m", f"{__package__}.{module}", *map(str, paths)]
-    done = subprocess.run(
-        words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    lines = [line for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-_LINES:])
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, env=environment, errors="replace", check=False, **streams)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return "\n".join(lines[-8:])
 
 
 @functools.cache
@@ -108,16 +101,16 @@ def _hub_answers() -> bool:
     return True
 
 
+def _option(name: str, text: str, least: float) -> Any:
+    return typer.Option(f"--{name}", f"--{name.replace('_', '-')}", help=text, min=least)
+
+
 def doctor_command(
     context: typer.Context,
     gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of each machine; 0 for none.", min=0)] = None,
-    gpu_memory: Annotated[
-        float | None, typer.Option("--gpu_memory", "--gpu-memory", help="GiB of each GPU.", min=0.1)
-    ] = None,
+    gpu_memory: Annotated[float | None, _option("gpu_memory", "GiB of each GPU.", 0.1)] = None,
     machines: Annotated[int | None, typer.Option("--machines", help="Machines that there are.", min=1)] = None,
-    prompt_length: Annotated[
-        int, typer.Option("--prompt_length", "--prompt-length", help="Tokens of the longest prompt.", min=0)
-    ] = 256,
+    prompt_length: Annotated[int, _option("prompt_length", "Tokens of the longest prompt.", 0)] = 256,
 ) -> None:
     """Say what a training run will do, before its weights load.
 
@@ -137,15 +130,12 @@ def render(examination: Examination, console: Console) -> None:
     """Print the verdict, what is wrong, and what would run; content of files is never markup."""
     counts = {severity: sum(p.severity == severity for p in examination.problems) for severity in _STYLES}
     listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)
-    style: Severity = "note"
-    verdict = "No problems found"
+    verdict = Text("No problems found", _STYLES["note"])
     if counts["error"]:
-        style = "error"
-        verdict = "This run will fail"
+        verdict = Text("This run will fail", _STYLES["error"])
     elif examination.unreached:
-        style = "warning"
-        verdict = f"Not examined: {examination.unreached}"
-    console.print(Text.assemble((f"{verdict}: " if listed else f"{verdict}.", _STYLES[style]), (listed, "bold")))
+        verdict = Text(f"Not examined: {examination.unreached}", _STYLES["warning"])
+    console.print(Text.assemble(verdict, ": " if listed else ".", (listed, "bold")))
     for problem in examination.problems:
         text = Text.assemble((problem.severity, _STYLES[problem.severity]), (f" [{problem.subject}] ", "bold"))
         text.append(one_line(problem.message, 1000))
@@ -153,12 +143,11 @@ def render(examination: Examination, console: Console) -> None:
             text.append("\n  fix: ", "green").append(one_line(problem.fix, 600))
         console.print(text)
     if examination.machine.assumed:
-        count = examination.machine.gpus
-        known = f"No GPU is here: examined as on machines with {count} of unknown size. "
+        known = f"No GPU is here: examined as on machines with {examination.machine.gpus} of unknown size. "
         console.print(Text(f"{known}--gpus and --gpu_memory say what there is (--gpus 0: none)."))
     if examination.unreached and examination.said:
         console.print(Text(printable(examination.said), style="dim"))
-    memory = "" if examination.memory is None else examination.memory.described
-    for label, said in (("run", examination.described), ("memory", memory)):
+    lines = {"run": examination.described, "memory": examination.memory and examination.memory.described}
+    for label, said in lines.items():
         if said:
             console.print(Text.assemble((f"{label}: ", "bold"), one_line(said, 900)))

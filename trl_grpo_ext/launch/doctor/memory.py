@@ -1,10 +1,9 @@
 """How much memory and disk a run may take, by one function of the model's own shapes.
 
-Its assumptions: TRL 1.16, transformers 5.23, accelerate 1.15, DeepSpeed 0.19. Weights, gradients, optimizer states and
-the cache of generation are exact on tiny models on the CPU; activations are exact for Llama and a guess for others,
-logits are what TRL's head computes at once, and vLLM's share is what it is given. Ten per cent are added for
-fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a GPU, so none is ever an error. What a model
-takes in other types: `accelerate estimate-memory`.
+Of TRL 1.16, transformers 5.23, accelerate 1.15, DeepSpeed 0.19. Weights, gradients, optimizer states and the cache of
+generation are exact on tiny models on the CPU; activations are exact for Llama and a guess for others, logits are what
+TRL's head computes at once, and vLLM's share is what it is given. Ten per cent are added for fragmentation, and 1 GB
+for CUDA and NCCL. No figure was compared with a GPU, so none is ever an error.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 Stage = Literal["load", "generation", "update"]
 
 GB = 1e9
-BARELY = 0.9
+_BARELY = 0.9
 """Above this share of a device the doctor warns."""
-_OVERHEAD = 10**9
 _TILE_TOKENS = 4_096
 _TILE_ENTRIES = 32_768
 """TRL projects logits in tiles of this many tokens and vocabulary entries. Without Triton it holds eight at once."""
@@ -47,10 +45,9 @@ class Memory:
         stages = ", ".join(f"{stage} {size / GB:.1f}" for stage, size in self.device_bytes.items())
         most = sorted(self.parts, key=lambda part: -self.parts[part])[:2]
         largest = " and ".join(f"{part} ({self.parts[part] / GB:.1f})" for part in most)
-        return (
-            f"about {self.peak / GB:.1f} GB for each process ({stages}), most of it {largest}; "
-            f"{self.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint. An estimate, never compared with a GPU."
-        )
+        process = f"about {self.peak / GB:.1f} GB for each process ({stages}), most of it {largest}"
+        checkpoint = f"{self.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint"
+        return f"{process}; {checkpoint}. An estimate, never compared with a GPU."
 
 
 def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
@@ -78,19 +75,23 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
         each = 2  # TRL casts these adapters to bfloat16, the recipes cast back
     elif is_fsdp and halves:
         each = 4  # accelerate upcasts what is trained
-    packed = sizes.linear // 2 + sizes.linear // 64 * 4 if case.bits == 4 else sizes.linear if case.bits else 0
     base = frozen if lora is not None else each
-    whole = packed + (sizes.parameters - (sizes.linear if case.bits else 0)) * base
-    states = int(_states(str(getattr(case["optim"], "value", case["optim"])), 4 if is_zero else each) * trainable)
+    whole = sizes.parameters * base
+    if case.bits:
+        packed = sizes.linear if case.bits == 8 else sizes.linear // 2 + sizes.linear // 64 * 4
+        whole += packed - sizes.linear * base
+    # Of an optimizer for one weight; 8 bits: a float32 for each block of 256; an unknown one counts as AdamW.
+    optimizer = str(getattr(case["optim"], "value", case["optim"]))
+    of_adam = 2 * (1 + 4 / 256) if "8bit" in optimizer else 2 * (4 if is_zero else each)
+    states = 0 if optimizer in ("sgd", "adafactor") else int(of_adam * trainable)
 
     length = prompt_length + int(case["max_completion_length"] or sizes.context)  # None is no limit
     rows = int(case["generation_batch_size"]) // launch.processes
     positions = int(case["per_device_train_batch_size"]) * length
-    # Numbers that a layer keeps for one token.
     recomputes = case["activation_checkpointing"]  # the new name
     if recomputes is None:
         recomputes = case["gradient_checkpointing"]
-    kept = sizes.hidden if recomputes else 10 * sizes.hidden + 4 * sizes.intermediate
+    kept = sizes.hidden if recomputes else 10 * sizes.hidden + 4 * sizes.intermediate  # by a layer, for one token
     held = {
         "weights": 0 if launch.offloads("param") else whole // over_weights,
         "adapters": trainable * each // over_weights if lora is not None else 0,
@@ -107,9 +108,9 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     update = {
         "gradients": trainable * each // over_gradients * (2 if case.engine == "ddp" else 1),  # DDP's buckets
         "activations": positions * sizes.layers * kept * (2 if halves else loaded),
-        "logits": min(positions, _TILE_TOKENS) * min(sizes.vocabulary, _TILE_ENTRIES) * (33 if case.on_cpu else 8),
+        "logits": min(positions, _TILE_TOKENS) * min(sizes.vocabulary, _TILE_ENTRIES) * (33 if case["use_cpu"] else 8),
     }
-    extra = 0 if case.on_cpu else _OVERHEAD
+    extra = 0 if case["use_cpu"] else 10**9
 
     def total(*groups: dict[str, int]) -> int:
         return round(sum(sum(group.values()) for group in groups) * 1.1) + extra
@@ -125,18 +126,11 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     return Memory({name: size for name, size in parts.items() if size}, stages, checkpoint)
 
 
-def memory_problems(case: Case, memory: Memory) -> list[Problem]:
+def memory_problems(case: Case, memory: Memory | None) -> list[Problem]:
     """A warning if the run may not fit."""
     least = min((size for size in case.devices if size), default=0)
-    if not least or case.on_cpu or memory.peak <= BARELY * least:
+    if memory is None or not least or case["use_cpu"] or memory.peak <= _BARELY * least:
         return []
     message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
     fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
     return [Problem("warning", "memory", message, fix)]
-
-
-def _states(optimizer: str, each: int) -> float:
-    """Bytes of an optimizer's states for one trained weight of `each` bytes; an unknown one counts as AdamW."""
-    if optimizer in ("sgd", "adafactor"):
-        return 0
-    return 2 * (1 + 4 / 256) if "8bit" in optimizer else 2 * each  # 8 bits: a float32 for each block of 256

@@ -13,40 +13,33 @@ from transformers.pytorch_utils import Conv1D
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line
 
-_QWEN = {"model_type": "qwen2", "vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
+_QWEN = {"model_type": "qwen2", "vocab_size": 151_936, "max_position_embeddings": 32_768}
+_QWEN_7B = {**_QWEN, "vocab_size": 152_064, "tie_word_embeddings": False}
 _SMOL = {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8_192}
-
-
-def _shape(family: dict[str, Any], layers: int, heads: int, hidden: int, inner: int, **more: Any) -> dict[str, Any]:
-    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": hidden}
-    return {"tie_word_embeddings": True, **family, **sizes, "intermediate_size": inner, "dtype": "bfloat16", **more}
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": _shape(_QWEN, 24, 14, 896, 4_864),
-    "Qwen/Qwen2.5-1.5B": _shape(_QWEN, 28, 12, 1_536, 8_960),
-    "Qwen/Qwen2.5-3B": _shape(_QWEN, 36, 16, 2_048, 11_008),
-    "Qwen/Qwen2.5-7B": _shape(
-        _QWEN, 28, 28, 3_584, 18_944, num_key_value_heads=4, vocab_size=152_064, tie_word_embeddings=False
-    ),
-    "HuggingFaceTB/SmolLM2-135M": _shape(_SMOL, 30, 9, 576, 1_536, num_key_value_heads=3),
-    "HuggingFaceTB/SmolLM2-1.7B": _shape(_SMOL, 24, 32, 2_048, 8_192, num_key_value_heads=32),
+_SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size")
+_SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Qwen/Qwen2.5-0.5B": (_QWEN, (24, 14, 2, 896, 4_864)),
+    "Qwen/Qwen2.5-1.5B": (_QWEN, (28, 12, 2, 1_536, 8_960)),
+    "Qwen/Qwen2.5-3B": (_QWEN, (36, 16, 2, 2_048, 11_008)),
+    "Qwen/Qwen2.5-7B": (_QWEN_7B, (28, 28, 4, 3_584, 18_944)),
+    "HuggingFaceTB/SmolLM2-135M": (_SMOL, (30, 9, 3, 576, 1_536)),
+    "HuggingFaceTB/SmolLM2-1.7B": (_SMOL, (24, 32, 32, 2_048, 8_192)),
+    "smollm2": (_SMOL, (30, 9, 3, 576, 1_536)),  # the recipes' name for it
 }
 """Of the models that the shipped run files name, from their public `config.json`, for a machine that is offline."""
-SHAPES["smollm2"] = SHAPES["HuggingFaceTB/SmolLM2-135M"]  # the recipes' name for it
 
 
 def shipped_config(name: str) -> Any | None:
     """The config of a model whose shapes this package ships; None for others."""
-    shape = dict(SHAPES.get(name.removesuffix("-Instruct"), {}))
-    return AutoConfig.for_model(shape.pop("model_type"), **shape) if shape else None
+    if (shape := _SHAPES.get(name.removesuffix("-Instruct"))) is None:
+        return None
+    family, sizes = shape
+    usual = {"tie_word_embeddings": True, "dtype": "bfloat16"}
+    return AutoConfig.for_model(**{**usual, **family, **dict(zip(_SIZES, sizes, strict=True))})
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """A model's config from its folder, the hub's cache or this package; or None, and why there is none.
-
-    Runs no code of the model and uses no network.
-    """
+    """A model's config from its folder, the hub's cache or this package, or why there is none; its code is not run."""
     offline = {"local_files_only": True, "trust_remote_code": False}
     try:
         return AutoConfig.from_pretrained(model_name_or_path, revision=revision, **offline), ""
@@ -80,16 +73,13 @@ class Adapters:
 
 def on_meta(config: Any, architecture: Any = AutoModelForCausalLM) -> Any:
     """Build the model without memory for a single weight."""
-    # Eager: an attention kernel that is not installed here does not change the count.
     unset_hf_deepspeed_config()  # ZeRO-3 would divide the parameters among ranks that are not there
     build = getattr(architecture, "from_config", None) or architecture._from_config
     try:
         with torch.device("meta"):
-            return build(config, attn_implementation="eager")
+            return build(config, attn_implementation="eager")  # other kernels may not be installed here
     except Exception as error:  # as above
-        raise ConfigurationError(
-            f"transformers builds no model from the config.json: {one_line(error, 300)}"
-        ) from error
+        raise ConfigurationError(f"transformers builds no model from config.json: {one_line(error, 300)}") from error
 
 
 def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) -> Any:
@@ -101,12 +91,11 @@ def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) 
         dtype = getattr(config, "dtype", None) or torch.float32
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     model = on_meta(config, cls).to(dtype)
-    quantisation = settings.get("quantization_config")
-    for bits in (4, 8):
-        if getattr(quantisation, f"load_in_{bits}bit", False):
-            setattr(model, f"is_loaded_in_{bits}bit", True)
-    if quantisation is not None:
+    if (quantisation := settings.get("quantization_config")) is not None:
         model.config.quantization_config = quantisation
+        for bits in (4, 8):
+            if getattr(quantisation, f"load_in_{bits}bit", False):
+                setattr(model, f"is_loaded_in_{bits}bit", True)
     return model
 
 
@@ -138,10 +127,10 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
             adapted: Any = peft.get_peft_model(model, peft_config)
     except (ValueError, TypeError, LookupError, RuntimeError, re.error) as error:
         return Adapters(0, one_line(error, 400))
-    targets = getattr(peft_config, "target_modules", None)
-    asked = [] if targets is None or isinstance(targets, str) else sorted(targets)
-    found = getattr(adapted, "targeted_module_names", [])
-    missing = [one for one in asked if not any(name == one or name.endswith(f".{one}") for name in found)]
+    targets = getattr(peft_config, "target_modules", None) or ()
+    asked = () if isinstance(targets, str) else sorted(targets)
+    found = [f".{name}" for name in getattr(adapted, "targeted_module_names", [])]
+    missing = [one for one in asked if not any(name.endswith(f".{one}") for name in found)]
     return Adapters(trainable_of(adapted), None, tuple(missing))
 
 

@@ -6,44 +6,38 @@ of changed weights were measured on a model of 88,000 parameters.
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 from ...errors import EngineError
-from ...guard.untrusted import one_line
 from ...trainer.upstream import contract
 from ..engine import check_launch
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
 from . import Problem
 from .case import Case
 
-HARDLY_MOVES_BELOW = 1e-5
+_HARDLY_MOVES_BELOW = 1e-5
 """Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
-ADAPTERS_MOVE_FROM = 1e-4
-"""From this learning rate on, one step of Adam can change 9 of 10 entries of a `lora_A` in bfloat16, as PEFT starts it
-for layers of ordinary width."""
+_ADAPTERS_MOVE_FROM = 1e-4
+"""From this learning rate on, one step of Adam changes 9 of 10 entries of a `lora_A` in bfloat16 as PEFT starts it."""
 
 
 def problems_of(case: Case) -> list[Problem]:
     """The problems that the pitfalls amount to."""
-    found = [*_of_launch(case), *_of_weights(case), *_of_adapters(case), *_of_training(case)]
-    return [replace(one, message=one_line(one.message, 900), fix=one_line(one.fix, 600)) for one in found]
+    return [*_of_launch(case), *_of_weights(case), *_of_adapters(case), *_of_training(case)]
 
 
 def _of_launch(case: Case) -> Iterator[Problem]:
     launch = case.launch
     gpus = len(case.devices)
     here = launch.processes_per_machine
-    if not case.on_cpu and 0 < gpus < here:
+    if not case["use_cpu"] and 0 < gpus < here:
         what = f"{launch.name} starts {here} processes on each machine, which has {gpus} GPU(s)."
         yield Problem("error", "device", what, "Pass --num_processes.")
-    machines = case.machine.machines
-    if machines is not None and machines < launch.machines:
+    if (machines := case.machine.machines) is not None and machines < launch.machines:
         what = f"{launch.name} waits for {launch.machines} machines, and there are {machines}."
         yield Problem("error", "nodes", what, f"Pass --num_machines {machines}.")
     # TRL loads with device_map="auto" there, and then the Trainer takes it for model parallelism.
     says_nothing = case.sizes is not None and not launch.settings_alone and "device_map" not in case.model_settings
-    if case.engine == "one_process" and not case.on_cpu and says_nothing and gpus > 1:
+    if case.engine == "one_process" and not case["use_cpu"] and says_nothing and gpus > 1:
         what = f"TRL spreads the model of one process over its {gpus} GPUs, of which only one works at a time."
         yield Problem("warning", "device", what, "Set CUDA_VISIBLE_DEVICES=0, or launch a process for each GPU.")
     if (state := getattr(case.args, "distributed_state", None)) is not None:  # the real one of this rank
@@ -64,7 +58,7 @@ def _of_launch(case: Case) -> Iterator[Problem]:
 
 
 def _of_weights(case: Case) -> Iterator[Problem]:
-    if (found := quantised_with_vllm(_for_ranges(case))) is not None:
+    if found := quantised_with_vllm(case["use_vllm"], case.bits > 0):
         yield Problem("error", "qlora+vllm", *found)
     # Accelerate leaves what is no floating-point storage out of the sharding, with one warning.
     given = getattr(case.quantisation, "bnb_4bit_quant_storage", None)
@@ -74,20 +68,14 @@ def _of_weights(case: Case) -> Iterator[Problem]:
         yield Problem("error", "qlora+fsdp", what, f"Write bnb_4bit_quant_storage: {case.dtype}.")
     rate = case["learning_rate"]
     in_half = case.model and case.engine in ("one_process", "ddp") and case.dtype in ("bfloat16", "auto")
-    if in_half and not case.uses_adapters and rate < HARDLY_MOVES_BELOW:
-        what = (
-            f"Weights in {case.dtype} (auto is mostly bfloat16) hardly move at learning_rate {rate:g} without master "
-            "weights: 1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32."
-        )
+    if in_half and not case.uses_adapters and rate < _HARDLY_MOVES_BELOW:
+        changed = "1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32"
+        what = f"Weights in {case.dtype} hardly move at learning_rate {rate:g} without master weights: {changed}."
         yield Problem("warning", "precision", what, "Write dtype: float32 and bf16: true; or use ZeRO or FSDP2.")
     # TRL casts QLoRA's adapters to bfloat16, Accelerate leaves them so under FSDP2, and the recipes cast them back.
-    in_bfloat16 = (
-        case.bits and case.uses_adapters and not case.engine.startswith("zero") and not case.keeps_adapters_in_float32
-    )
-    if in_bfloat16 and rate < ADAPTERS_MOVE_FROM:
-        what = (
-            f"TRL casts QLoRA's adapters to bfloat16, where steps of learning_rate {rate:g} are lost on many weights."
-        )
+    in_bfloat16 = case.bits and not case.engine.startswith("zero") and not case.keeps_adapters_in_float32
+    if in_bfloat16 and case.uses_adapters and rate < _ADAPTERS_MOVE_FROM:
+        what = f"TRL casts QLoRA's adapters to bfloat16, where many steps of learning_rate {rate:g} are lost."
         yield Problem("warning", "qlora", what, "Cast them back to float32, as the recipes do, or use 1e-4 or more.")
     longest = case["max_completion_length"] or 0
     if case.sizes is not None and 0 < case.sizes.context <= longest:
@@ -96,7 +84,6 @@ def _of_weights(case: Case) -> Iterator[Problem]:
 
 
 def _of_adapters(case: Case) -> Iterator[Problem]:
-    """What PEFT makes of the targets: it silently drops a missing one if another matches."""
     found = case.adapters
     fix = "Write the name as the model has it; all-linear takes every linear layer."
     if found is not None and found.refusal:
@@ -108,15 +95,8 @@ def _of_adapters(case: Case) -> Iterator[Problem]:
         yield Problem("warning", "lora", what, fix)
 
 
-def _for_ranges(case: Case) -> dict[str, Any]:
-    """The settings that `ranges` asks of."""
-    quantised = {"load_in_4bit": case.bits == 4, "load_in_8bit": case.bits == 8}
-    vllm = ("use_vllm", "vllm_mode", "vllm_enable_sleep_mode")
-    return {**quantised, **{name: case[name] for name in vllm}}
-
-
 def _of_training(case: Case) -> Iterator[Problem]:
-    if (case.on_cpu or not case.devices) and (found := vllm_without_cuda(_for_ranges(case))) is not None:
+    if (case["use_cpu"] or not case.devices) and (found := vllm_without_cuda(vars(case.args))):
         yield Problem("error", "vllm", *found)
     # vLLM's log-probabilities are of the cut distribution, the trainer's of the whole one.
     usual = {"top_p": (None, 1, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0, 0.0)}

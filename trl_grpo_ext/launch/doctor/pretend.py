@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 _UNKNOWN_BYTES = 80 * 1024**3
-_DOES_NOTHING = ("set_device", "init", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+_NOTHING = ("set_device", "init", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+_ZERO = ("current_device", "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 _KERNELS = ("torch", "bitsandbytes", "triton", "deepspeed", "kernels", "flash_attn", "vllm", "xformers")
 """Who gets the true answers: they would go on to what is not compiled here."""
 _NO_DEVICE = ("Torch not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs", "CUDA error", "CUDA driver")
@@ -16,29 +17,34 @@ def gpus(torch: Any, count: int, gpu_bytes: int | None) -> None:
     """Let `torch.cuda` answer questions as on a machine with `count` GPUs that can bf16; nothing can be put on them."""
     size = gpu_bytes or _UNKNOWN_BYTES
     properties = SimpleNamespace(name="GPU", major=8, minor=0, total_memory=size, multi_processor_count=108)
+    there: dict[str, Any] = {"is_available": count > 0, "device_count": count}
     answers: dict[str, Any] = {
-        "is_available": count > 0,
-        "device_count": count,
+        **there,
         "is_bf16_supported": count > 0,
-        "current_device": 0,
         "get_device_name": "GPU",
         "get_device_capability": (8, 0),
         "get_device_properties": properties,
         "mem_get_info": (size, size),
-        "memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_allocated": 0,
-        "max_memory_reserved": 0,
+        **dict.fromkeys(_ZERO, 0),
+        **dict.fromkeys(_NOTHING),
     }
-    for name, answer in answers.items():
-        _answer(torch.cuda, name, answer)
-    for name in _DOES_NOTHING:
-        _answer(torch.cuda, name, None)
-    if hasattr(torch, "accelerator"):
-        _answer(torch.accelerator, "is_available", count > 0)
-        _answer(torch.accelerator, "device_count", count)
+    for module, of_module in ((torch.cuda, answers), (torch.accelerator, there)):
+        for name, answer in of_module.items():
+            _answer(module, name, answer)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed asks the driver itself
-    _keep_models_where_they_are(torch)
+    move = torch.nn.Module.to
+
+    def to(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Models without weights cannot be moved to a GPU that is not here; a script that does so goes on."""
+        try:
+            return move(module, *arguments, **keywords)
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            if is_of_a_missing_gpu(error) or any(parameter.is_meta for parameter in module.parameters()):
+                return module
+            raise
+
+    torch.nn.Module.to = to
+    torch.nn.Module.cuda = lambda module, device=None: module
 
 
 def _answer(module: Any, name: str, answer: Any) -> None:
@@ -51,22 +57,6 @@ def _answer(module: Any, name: str, answer: Any) -> None:
         return answer
 
     setattr(module, name, answered)
-
-
-def _keep_models_where_they_are(torch: Any) -> None:
-    """A model without weights cannot be moved to a GPU that is not here; a script that does so goes on."""
-    move = torch.nn.Module.to
-
-    def to(module: Any, *arguments: Any, **keywords: Any) -> Any:
-        try:
-            return move(module, *arguments, **keywords)
-        except (AssertionError, RuntimeError, NotImplementedError) as error:
-            if is_of_a_missing_gpu(error) or any(parameter.is_meta for parameter in module.parameters()):
-                return module
-            raise
-
-    torch.nn.Module.to = to
-    torch.nn.Module.cuda = lambda module, device=None: module
 
 
 def is_of_a_missing_gpu(error: BaseException) -> bool:

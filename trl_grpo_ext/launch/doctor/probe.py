@@ -1,9 +1,8 @@
 """The user's script, run up to the construction of its trainer.
 
-`python -m trl_grpo_ext.launch.doctor.probe REQUEST ANSWER`. The script runs as under its launcher, as rank 0 and alone.
-Libraries are changed when it imports them, not before, so that what it sets before its imports still counts: no weights
-load, and the first trainer of transformers or TRL is examined in place of being initialised. Then the process ends,
-without the script's own `finally`.
+`python -m trl_grpo_ext.launch.doctor.probe REQUEST ANSWER`. The script runs as rank 0 and alone. Libraries are changed
+when it imports them, so that what it sets before still counts: no weights load, and the first trainer of transformers
+or TRL is examined in place of being initialised. Then the process ends, without the script's own `finally`.
 """
 
 import dataclasses
@@ -23,27 +22,24 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ...guard.untrusted import one_line
-from . import Machine, Problem, pretend
-from .launch import Launch
-from .renamed import RENAMED, what_to_write
+from . import Machine, Problem, Severity, pretend
+from .launch import RENAMED, Launch, what_to_write
 
 _UNREACHABLE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
 _OFFLINE = ("couldn't connect to", "can't reach", "couldn't reach", "offline mode", "cannot be downloaded")
-_FRAMEWORKS = ("trl", "transformers")
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
+class _AfterImport(importlib.abc.MetaPathFinder):
     """Acts on modules right after they were imported, by name."""
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, whose loader also acts."""
         if fullname not in self._actions:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
@@ -57,42 +53,29 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-class Probe:
+class _Probe:
     """What is seen of one run."""
 
     def __init__(self, launch: Launch, machine: Machine, prompt_length: int, answer: Path) -> None:
-        self.launch = launch
-        self.machine = machine
+        self._launch = launch
+        self._machine = machine
         self._prompt_length = prompt_length
         self._answer = answer
-        self.problems: list[Problem] = []
+        self._problems: list[Problem] = []
         self._made: dict[str, Any] = {}  # the last training arguments and the last model arguments
         self._unknown: dict[str, Any] = {}  # settings of a file that its parser does not know
         self._deprecated: list[str] = []
-        self._settings_alone = self.launch.settings_alone  # the trainer is not the script's
-
-    def actions(self) -> dict[str, Callable[[ModuleType], None]]:
-        """By module: what is done once it is imported."""
-        return {
-            "torch": self._on_torch,
-            "transformers.training_args": lambda module: self._remember(module.TrainingArguments, "args"),
-            "transformers.trainer": self._on_trainer,
-            "transformers.modeling_utils": self._on_models,
-            "transformers.models.auto.configuration_auto": self._on_configs,
-            "trl.trainer.model_config": lambda module: self._remember(module.ModelConfig, "model_args"),
-            "trl.scripts.utils": self._on_parser,
-        }
+        self._settings_alone = launch.settings_alone  # the trainer is not the script's
 
     def _on_torch(self, torch: Any) -> None:
-        machine = self.machine
-        if machine.gpus is None and (self.launch.needs_gpus or machine.gpu_bytes) and not torch.cuda.is_available():
-            count = self.launch.processes_per_machine
-            machine = dataclasses.replace(machine, gpus=count, assumed=machine.gpu_bytes is None)
-            self.machine = machine
-        if machine.gpus is not None:
-            pretend.gpus(torch, machine.gpus, machine.gpu_bytes)
-        if self.launch.processes > 1:
-            pretend.first_of(torch, self.launch.processes)
+        machine = self._machine
+        if machine.gpus is None and (self._launch.needs_gpus or machine.gpu_bytes) and not torch.cuda.is_available():
+            count = self._launch.processes_per_machine
+            self._machine = dataclasses.replace(machine, gpus=count, assumed=machine.gpu_bytes is None)
+        if self._machine.gpus is not None:
+            pretend.gpus(torch, self._machine.gpus, machine.gpu_bytes)
+        if self._launch.processes > 1:
+            pretend.first_of(torch, self._launch.processes)
 
     def _remember(self, cls: Any, what: str) -> None:
         finish = cls.__post_init__
@@ -122,10 +105,9 @@ class Probe:
             try:
                 return load(name, *arguments, **settings)
             except OSError:
-                config = shipped_config(str(name))
-                if config is None:
-                    raise
-                return config
+                if config := shipped_config(str(name)):
+                    return config
+                raise
 
         module.AutoConfig.from_pretrained = from_pretrained
 
@@ -141,7 +123,7 @@ class Probe:
         def new(cls: Any, *_: Any, **__: Any) -> Any:
             """Let the script's own class run, and stop where the frameworks' begins."""
             own = [one for one in cls.__mro__ if "__init__" in vars(one)]
-            owner = next(one for one in own if one.__module__.partition(".")[0] in _FRAMEWORKS)
+            owner = next(one for one in own if one.__module__.partition(".")[0] in ("trl", "transformers"))
             signature = inspect.signature(owner.__init__)
 
             def stop(trainer: Any, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -155,16 +137,24 @@ class Probe:
 
     def run(self) -> None:
         """Run the script; every way in which it can end writes an answer."""
-        script = str(self.launch.script)
-        sys.argv = [script, *self.launch.words]
-        sys.path[0] = str(Path.cwd() if self.launch.module else Path(script).resolve().parent)
-        if self.launch.settings_alone:  # its plugins may be beside it, or where its script is likely to be
-            file = Path(self.launch.words[1]).resolve()
+        script = str(self._launch.script)
+        sys.argv = [script, *self._launch.words]
+        sys.path[0] = str(Path.cwd() if self._launch.module else Path(script).resolve().parent)
+        if self._launch.settings_alone:  # its plugins may be beside it, or where its script is likely to be
+            file = Path(self._launch.words[1]).resolve()
             sys.path[1:1] = [str(one) for one in file.parents if one.is_relative_to(Path.cwd()) and one != Path.cwd()]
-        actions = self.actions()
+        actions: dict[str, Callable[[Any], None]] = {
+            "torch": self._on_torch,
+            "transformers.training_args": lambda module: self._remember(module.TrainingArguments, "args"),
+            "transformers.trainer": self._on_trainer,
+            "transformers.modeling_utils": self._on_models,
+            "transformers.models.auto.configuration_auto": self._on_configs,
+            "trl.trainer.model_config": lambda module: self._remember(module.ModelConfig, "model_args"),
+            "trl.scripts.utils": self._on_parser,
+        }
         for name in [name for name in actions if name in sys.modules]:
             actions.pop(name)(sys.modules[name])
-        sys.meta_path.insert(0, AfterImport(actions))
+        sys.meta_path.insert(0, _AfterImport(actions))
         show = warnings.showwarning
 
         def show_and_note(message: Any, category: Any, *place: Any) -> None:
@@ -174,32 +164,41 @@ class Probe:
 
         warnings.showwarning = show_and_note  # type: ignore[assignment]
         try:
-            if self.launch.module:
+            if self._launch.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(script, run_name="__main__")
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the user's script raises, SystemExit too
-            self._failed(error)
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                self._failed(error)
         self._finish(unreached="the script ended without constructing a trainer")
 
     def _failed(self, error: BaseException) -> None:
         """Say why the script ended before its trainer, and examine what is known by then."""
         cause = error
         if isinstance(error, SystemExit):
-            if error.code in (None, 0):
-                return
             cause = error.__cause__ or error.__context__ or error
-        chain = _chain(error)
-        reached = f"The script stopped before its trainer: {_said(cause)}"
+        chain = [error]
+        while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and earlier not in chain:
+            chain.append(earlier)
+        words = _said(cause)
+        reached = f"The script stopped before its trainer: {words}"
         alone = "what follows is from its settings alone"
-        if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self.machine.gpus:
-            self.problems.append(Problem("note", "script", f"{reached} It uses a GPU, and none is here: {alone}."))
+        if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self._machine.gpus:
+            self._add("note", "script", f"{reached} It uses a GPU, and none is here: {alone}.")
         elif any(_is_unreachable(one) for one in chain):
-            self.problems.append(Problem("note", "script", f"{reached} It needs the network or its cache: {alone}."))
-        else:
-            self._refused(cause, reached)
+            self._add("note", "script", f"{reached} It needs the network or its cache: {alone}.")
+        else:  # what a real run would raise; names of older versions have their successors beside it
+            unknown = {name: value for name, value in self._unknown.items() if name in words}
+            old = [name for name in RENAMED if re.search(rf"['\"`-]{name}\b", words)]
+            fixes = what_to_write(dict.fromkeys(old, "") | unknown, _known_settings())
+            subject = "settings" if unknown or old or isinstance(cause, ValueError) else "script"
+            script = Path(str(self._launch.script)).name
+            frames = traceback.extract_tb(cause.__traceback__)
+            lines = [f" ({script}, line {one.lineno})" for one in frames if Path(one.filename).name == script]
+            self._add("error", subject, reached + "".join(lines[-1:]), *fixes)
         if len(self._made) == 2:
             from .settings_alone import construct
 
@@ -207,19 +206,12 @@ class Probe:
             try:
                 construct(self._made["args"], self._made["model_args"])
             except Exception as second:  # any framework's or plugin's
-                if str(second) not in str(self.problems):
-                    self.problems.append(Problem("error", "settings", _said(second)))
+                if str(second) not in str(self._problems):
+                    self._add("error", "settings", _said(second))
         self._finish()
 
-    def _refused(self, cause: BaseException, reached: str) -> None:
-        """What a real run would raise; names of older versions have their successors beside it."""
-        words = _said(cause)
-        unknown = {name: value for name, value in self._unknown.items() if name in words}
-        unknown |= {name: "" for name in RENAMED if re.search(rf"['\"`-]{name}\b", words) and name not in unknown}
-        fixes = what_to_write(unknown, _known_settings())
-        subject = "settings" if unknown or isinstance(cause, ValueError) else "script"
-        where = _line_of(cause, str(self.launch.script))
-        self.problems.append(Problem("error", subject, reached + where, " ".join(fixes)))
+    def _add(self, severity: Severity, subject: str, message: str, *fixes: str) -> None:
+        self._problems.append(Problem(severity, subject, message, " ".join(fixes)))
 
     def _stop(self, trainer: Any, given: Mapping[str, Any]) -> NoReturn:
         """Examine the run, at the place where its trainer would be initialised."""
@@ -229,12 +221,9 @@ class Probe:
 
         self._say_what_is_old()
         seen = None if self._settings_alone else trainer
-        case, unknown = case_of(self.launch, self.machine, seen, given)
-        self.problems += [unknown] if unknown else []
-        self.problems += problems_of(case)
+        case, unknown = case_of(self._launch, self._machine, seen, given)
         memory = estimate(case, self._prompt_length)
-        if memory is not None:
-            self.problems += memory_problems(case, memory)
+        self._problems += [*unknown, *problems_of(case), *memory_problems(case, memory)]
         self._finish(described=case.described(trainer), memory=memory)
 
     def _say_what_is_old(self) -> None:
@@ -242,19 +231,18 @@ class Probe:
         if self._unknown:
             fixes = what_to_write(self._unknown, _known_settings())
             what = "the script's parser drops them, silently"
-            if self.launch.settings_alone:
+            if self._launch.settings_alone:
                 what = "no settings of TRL, transformers or trl-grpo-ext, so the training script must know them"
-            message = f"{one_line(', '.join(self._unknown), 400)}: {what}."
-            self.problems.append(Problem("warning" if fixes else "note", "settings", message, " ".join(fixes)))
+            names = one_line(", ".join(self._unknown), 400)
+            self._add("warning" if fixes else "note", "settings", f"{names}: {what}.", *fixes)
         args = self._made.get("args")
         fields = dataclasses.fields(args) if args is not None else ()
-        given = [one.name for one in fields if getattr(args, one.name) != one.default]
-        said = [text for text in self._deprecated if any(f"`{name}`" in text for name in given)]
-        if said:
-            self.problems.append(Problem("note", "settings", " ".join(dict.fromkeys(said))))
+        given = [f"`{one.name}`" for one in fields if getattr(args, one.name) != one.default]
+        if said := [text for text in self._deprecated if any(name in text for name in given)]:
+            self._add("note", "settings", " ".join(dict.fromkeys(said)))
 
     def _finish(self, **found: Any) -> NoReturn:
-        self._answer.write_bytes(pickle.dumps({**found, "machine": self.machine, "problems": self.problems}))
+        self._answer.write_bytes(pickle.dumps({**found, "machine": self._machine, "problems": self._problems}))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -267,14 +255,6 @@ def _known_settings() -> Sequence[str]:
     from ...trainer.config import GRPOExtConfig
 
     return [one.name for cls in (GRPOExtConfig, ModelConfig, ScriptArguments) for one in dataclasses.fields(cls)]
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def _is_unreachable(error: BaseException) -> bool:
@@ -290,17 +270,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _line_of(error: BaseException, script: str) -> str:
-    """The script's line that was running."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == Path(script).name]
-    return f" ({Path(script).name}, line {frames[-1].lineno})" if frames else ""
-
-
-def main() -> None:
-    """Read the request and run its script."""
-    launch, machine, prompt_length = pickle.loads(Path(sys.argv[1]).read_bytes())
-    Probe(launch, machine, prompt_length, Path(sys.argv[2])).run()
-
-
 if __name__ == "__main__":
-    main()
+    launched, machine, longest_prompt = pickle.loads(Path(sys.argv[1]).read_bytes())
+    _Probe(launched, machine, longest_prompt, Path(sys.argv[2])).run()

@@ -24,12 +24,7 @@ def construct(args: Any, model_args: ModelConfig) -> None:
     )
 
 
-def main() -> None:
-    """Parse the command line and construct the trainer."""
+if __name__ == "__main__":
     parser = TrlParser([GRPOExtConfig, ModelConfig, ScriptArguments])
     args, model_args, *_ = parser.parse_args_and_config(return_remaining_strings=True)
     construct(args, model_args)
-
-
-if __name__ == "__main__":
-    main()
