@@ -648,7 +648,7 @@ def role_of(hook: Any, subject: str | None = None) -> str:
             'advantages from the rewards, or role="transform" if it changes the incoming ones'
         )
     elif ROLES[role] not in has or not {*has} <= {*own}:
-        problem = f"has the role {role!r}, which needs {ROLES[role]} and runs {' and '.join(own)}; it has {listed}"
+        problem = f"has the role {role!r}, which needs {ROLES[role]} and only runs {' and '.join(own)}; it has {listed}"
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
     else:

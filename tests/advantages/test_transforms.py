@@ -150,7 +150,7 @@ class TestRewardSchedule:
     @pytest.mark.parametrize("points", [[], 1.0, "01", [1.0], [[0]], [[-1, 1.0]], [[True, 1.0]], [[5, 1.0], [5, 2.0]]])
     def test_points_that_are_none_are_refused(self, points: Any) -> None:
         for weights in ({"a": points}, {}, None, {"a": [[0, math.nan]]}):
-            with pytest.raises(ConfigurationError, match="reward_schedule"):
+            with pytest.raises(ConfigurationError):
                 RewardSchedule(weights=weights)
 
     def test_training_resumes_to_the_bit_and_weighs_as_scheduled(self, tiny_model: Path, tmp_path: Path) -> None:

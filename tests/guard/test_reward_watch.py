@@ -24,13 +24,9 @@ def for_texts(prompts: list[Any], completions: list[Any], **columns: Any) -> lis
     return [float(prompt.startswith("2") and bool(re.search("4", text))) for prompt, text in pairs]
 
 
-def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+async def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
     pairs = zip(prompts, completions, strict=True)
     return [float(prompt[0]["content"] == completion[0]["content"]) for prompt, completion in pairs]
-
-
-async def for_messages_async(**columns: Any) -> list[float]:
-    return for_messages(**columns)
 
 
 def fails(**columns: Any) -> list[float]:
@@ -45,7 +41,7 @@ HERE = "completions are {} here, because the prompts are; the reward works on {}
     ("function", "columns", "said"),
     [
         (for_texts, MESSAGES, HERE.format("messages", "texts")),
-        (for_messages_async, TEXTS, HERE.format("texts", "messages")),
+        (for_messages, TEXTS, HERE.format("texts", "messages")),
         (fails, TEXTS, None),
     ],
 )

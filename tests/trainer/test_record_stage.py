@@ -14,7 +14,7 @@ import pytest
 from tests.support import length_reward, prompts, scripted_rollout, train
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.records.token_records import COLUMNS
+from trl_grpo_ext.records.token_records import SCHEMA
 from trl_grpo_ext.trainer.reductions import LossForward
 
 CHAIN: list[Any] = [
@@ -99,7 +99,7 @@ def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: 
 
 def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
-    for name in COLUMNS:
+    for name in SCHEMA.names:
         assert f"`{name}`" in page, name
 
 

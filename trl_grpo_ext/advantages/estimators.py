@@ -100,10 +100,7 @@ def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
     """`A_i = (r_i - μ) / μ`, MaxRL (2602.02710); 0 where μ is 0. Negative rewards are a `PluginOutputError`."""
     lowest = float(rewards_N.nan_to_num(nan=0.0).min())
     if lowest < 0:
-        raise PluginOutputError(
-            f"mean_relative: rewards must not be negative, got {lowest:g}. Leave out the reward function that "
-            "goes below 0, or use centred or normalised, which take rewards of any sign."
-        )
+        raise PluginOutputError(f"mean_relative: rewards must not be negative, got {lowest:g}. Take centred, say.")
     means_N = group_mean(rewards_N, groups_N)
     return group_apart(rewards_N, groups_N) / torch.where(means_N > 0, means_N, 1.0)
 
@@ -363,8 +360,5 @@ class PassAtK(Checked, _Estimator):
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         if rollout.training and self.k > rollout.num_generations:
-            raise PluginOutputError(
-                f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
-                "Lower k, or raise num_generations."
-            )
+            raise PluginOutputError(f"pass_at_k: k={self.k} is above num_generations={rollout.num_generations}.")
         return super()._advantages(rewards_N, groups_N, rollout)

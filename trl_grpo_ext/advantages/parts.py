@@ -42,7 +42,7 @@ class PartCredit(Checked):
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4. What `completeness`
-            pays is summed over the parts before (times their mean weight after): JSON that is cut lacks all of them.
+            pays is divided as one sum, times the parts' mean weight: JSON that is cut lacks all of them at once.
         completeness: It is paid to "all" tokens, to the "structure", which are those in no part, or to "none".
         outside: Tokens in no part get "nothing"; the "sum" of all credits; or the "value", the centred reward.
         reach: "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens

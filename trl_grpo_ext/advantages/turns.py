@@ -223,10 +223,8 @@ def _tokens_of(rollout: Rollout, picks: Callable[[Turn], bool]) -> torch.Tensor:
         turns = rollout.turns(row) if counts else ()
         messages = len(exchanges(rollout.completions[row]))
         if len(turns) > 1 and messages != len(turns) and not any(turn.calls for turn in turns):
-            raise AlignmentError(
-                f"The completion at row {row} has {len(turns)} turns and {messages} assistant messages, so the calls "
-                "of its turns are not known. Return one message for each turn, or leave out hooks that read calls."
-            )
+            counts = f"{len(turns)} turns and {messages} assistant messages"
+            raise AlignmentError(f"The completion at row {row} has {counts}: return one message for each turn.")
         for turn in turns:
             if picks(turn):
                 picked_B_T[row, slice(*turn.tokens)] = True

@@ -54,8 +54,7 @@ def signal_table(rollout: Rollout) -> torch.Tensor:
     Whether it has an advantage, whether its group's rewards are uninformative (-1 where only the advantages count), its
     group, live tokens and raw reward.
     """
-    if rollout.advantages_B_T is None:
-        raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
+    assert rollout.advantages_B_T is not None  # they decide
     has_B = has_signal(rollout.advantages_B_T, rollout.mask_B_T)
     silent_B = rollout.uninformative_B
     if silent_B is None:

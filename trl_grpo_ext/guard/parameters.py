@@ -21,21 +21,17 @@ from .calls import PASSED_BY_TRL
 def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
     """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and -highest <= value <= highest
-        and accept(value)
-    ):
-        return float(value)
-    return _refuse(label, wanted, value)
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if number is None or not -highest <= number <= highest or not accept(number):
+        _refuse(label, wanted, value)
+    return float(number)
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:
     """Return a parameter that must be a whole number, `lowest` or more."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= lowest:
-        return value
-    return _refuse(label, f"a whole number, {lowest} or more", value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        _refuse(label, f"a whole number, {lowest} or more", value)
+    return value
 
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:

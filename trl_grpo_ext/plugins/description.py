@@ -1,7 +1,6 @@
 """Describe plugins: a line of each from its source text, and all about one from importing it.
 
-`overview` imports nothing: it finds a module's file as the import system would and reads its text, so a listing cannot
-run anybody's code. `describe` imports the plugin.
+`overview` reads texts and imports nothing, so a listing cannot run anybody's code.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError, UnknownPluginError
-from ..guard.calls import PASSED_BY_TRL
+from ..guard.calls import PASSED_BY_TRL, parameters_of
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import Declaration, role_of
@@ -238,9 +237,8 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
 
 
 def _parameters(called: Any) -> list[Parameter] | None:
-    try:
-        found = inspect.signature(called).parameters.values()
-    except (TypeError, ValueError):
+    found = parameters_of(called)
+    if found is None:
         return None
     return [
         Parameter(
@@ -249,7 +247,7 @@ def _parameters(called: Any) -> list[Parameter] | None:
             None if one.default is one.empty else repr(one.default),
             one.kind,
         )
-        for one in found
+        for one in found.values()
     ]
 
 

@@ -94,9 +94,8 @@ class Curriculum(_ByRound):
 class Mixture(Checked, _ByRound):
     """Prompts of several sources in given proportions, each source in TRL's order.
 
-    Of every draw each source gets its share; what rounding takes from it, it gets back in a later draw. A source with
-    fewer rows than its part of one draw gives all of them once, and the others fill in. The objective is another:
-    sources count by their weights, not by their sizes.
+    Each source gets its share of the draws, over time to the row. A source with fewer rows than its part of a draw
+    gives all of them once, and the others fill in. The objective is another: sources count by weight, not by size.
 
     Source: none of its own.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import os
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
-from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, parameters_of, reward_name
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, plugin_code
@@ -261,10 +260,7 @@ class RewardChecks(Checks):
 
     def _columns_read(self, error: BaseException) -> list[str]:
         """The columns that it reads and nobody gave; they may be why it failed, and then nothing can be said."""
-        try:
-            parameters = inspect.signature(self.plugin).parameters.values()
-        except (TypeError, ValueError):
-            return []
+        parameters = (parameters_of(self.plugin) or {}).values()
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             return []
         named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..credit.flow import checked_draw
 from ..types import PromptOutcome, PromptPool
-from .rules import Broken, Checks, fresh_copy, through_json
+from .rules import Broken, Checks, through_json
 
 ROUNDS = 8
 
@@ -75,8 +75,7 @@ class SamplerChecks(Checks):
     def _started(self, trial: Trial, sampler: Any = None) -> Any:
         """This sampler, or a copy of the plugin, at the start of a training."""
         if sampler is None:
-            copied = fresh_copy(self.plugin)
-            sampler = self.plugin if copied is None else copied
+            sampler = self._copy()
         sampler.start(trial.pool())
         return sampler
 

@@ -30,7 +30,7 @@ from ..types import (
 from . import batches
 from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
-from .rules import Broken, Checks, fresh_copy, only_if, through_json
+from .rules import Broken, Checks, only_if, through_json
 
 PADDING = 3  # columns of surplus padding to try
 RELATIVE = 1e-5
@@ -64,11 +64,6 @@ class TensorChecks(Checks, ABC):
 
     def _rollout(self, batch: SmallBatch, **how: Any) -> Rollout:
         return batch.rollout(with_advantages=self.sees_advantages, **how)
-
-    def _copy(self) -> Any:
-        """A copy with the state of now; the plugin itself if it cannot be copied, and then no results are compared."""
-        copied = fresh_copy(self.plugin)
-        return self.plugin if copied is None else copied
 
     def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
         for method, one_B_T in ours.items():

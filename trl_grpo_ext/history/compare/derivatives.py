@@ -33,9 +33,6 @@ _IN_THE_SPAN = 5e-7
 """Singular value up to which coefficients count as a combination of others: float32 rounds."""
 
 
-# -------------------------------------------------------------------------------------------------------- the sketch
-
-
 class CountSketch:
     """A linear map from gradients to `k` numbers: every parameter is added to one of them, with a random sign.
 
@@ -80,9 +77,6 @@ class CountSketch:
         if self.parameters <= _KEPT_PLACES:
             self._kept[name] = places
         return places
-
-
-# --------------------------------------------------------------------------------------------------------- the model
 
 
 class Group(NamedTuple):

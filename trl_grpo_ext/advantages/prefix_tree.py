@@ -1,3 +1,0 @@
-"""Its old place."""
-
-from .returns import PrefixTree  # noqa: F401

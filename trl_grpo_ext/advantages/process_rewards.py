@@ -1,3 +1,0 @@
-"""Its old place."""
-
-from .parts import ProcessRewards  # noqa: F401

@@ -1,3 +1,0 @@
-"""Its old place."""
-
-from .transforms import RewardSchedule  # noqa: F401
