@@ -72,7 +72,6 @@ def test_read_docstring_in_its_parts() -> None:
         ("No full stop\n\nMore.", "No full stop"),
         ("Ends. `code` begins.", "Ends."),
         ("   ", ""),
-        ("...", "..."),
     ],
 )
 def test_first_sentence(text: str, sentence: str) -> None:
