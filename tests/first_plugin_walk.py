@@ -77,21 +77,13 @@ def walk(steps: list[Step], author: Author, clone: Path) -> list[Walked]:
 
 def apply_edits(diff: str, folder: Path) -> None:
     """Replace lines as a diff says: each `-` line is in the file exactly once, and the `+` line takes its place."""
-    file, old = None, None
-    for line in diff.splitlines():
-        if line.startswith("--- "):
-            file = folder / line[4:]
-        elif line.startswith("-"):
-            old = line[1:]
-        else:
-            assert line.startswith("+")
-            assert file is not None
-            assert old is not None
+    for name, edits in re.findall(r"^--- (.*)\n((?:(?!--- )[-+].*\n?)+)", diff, re.MULTILINE):
+        file = folder / name
+        for old, new in re.findall(r"^-(.*)\n\+(.*)$", edits, re.MULTILINE):
             lines = file.read_text(encoding="utf-8").split("\n")
             assert lines.count(old) == 1, f"{old!r} is in {file} {lines.count(old)} times"
-            lines[lines.index(old)] = line[1:]
+            lines[lines.index(old)] = new
             file.write_text("\n".join(lines), encoding="utf-8")
-            old = None
 
 
 def differences(expected: str, printed: str) -> list[str]:
@@ -101,16 +93,11 @@ def differences(expected: str, printed: str) -> list[str]:
     """
     wrong = []
     position = 0
-    for line in expected.splitlines():
-        if line.strip() in ("", "..."):
-            continue
-        words = [".*?" if word == "..." else _as_pattern(word) for word in line.split()]
-        if found := re.compile(r"\s+".join(words)).search(printed, position):
+    for line in (line for line in expected.splitlines() if line.strip() not in ("", "...")):
+        words = [_DECIMAL.pattern.join(map(re.escape, _DECIMAL.split(word))) for word in line.split()]
+        pattern = r"\s+".join(words).replace(re.escape("..."), ".*?")
+        if found := re.compile(pattern).search(printed, position):
             position = found.end()
         else:
             wrong.append(line)
     return wrong
-
-
-def _as_pattern(word: str) -> str:
-    return _DECIMAL.pattern.join(re.escape(part) for part in _DECIMAL.split(word))

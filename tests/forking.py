@@ -23,19 +23,18 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-IMPORTS = (
-    *("accelerate.commands.launch", "bitsandbytes", "datasets", "matplotlib.figure", "peft", "rich.table"),
-    *("tests.support", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
-    *("transformers.trainer", "trl.trainer.grpo_trainer", "trl_grpo_ext.launch.checkpoints"),
-    *("trl_grpo_ext.launch.engine", "trl_grpo_ext.trainer.mixin", "trl_grpo_ext.plugins.loading"),
-)
+IMPORTS = ["accelerate.commands.launch", "bitsandbytes", "datasets", "matplotlib.figure", "peft", "rich.table"]
+IMPORTS += ["tests.support", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"]
+IMPORTS += ["transformers.trainer", "trl.trainer.grpo_trainer", "trl_grpo_ext.launch.checkpoints"]
+IMPORTS += ["trl_grpo_ext.launch.engine", "trl_grpo_ext.trainer.mixin", "trl_grpo_ext.plugins.loading"]
 
 
 class Process:
     """A fork at work; what it writes is in `folder`."""
 
     def __init__(self, folder: Path, stdin: IO[str] | None) -> None:
-        self.folder, self.stdin = folder, stdin
+        self.folder = folder
+        self.stdin = stdin
 
     @functools.cached_property
     def pid(self) -> int:
@@ -71,14 +70,12 @@ def start(
 ) -> Process:
     """Run a script (a path) or a module (its name) as `__main__`; with `piped` its input can be written to."""
     folder = Path(tempfile.mkdtemp(dir=_folder()))
-    (folder / "out").touch()
-    (folder / "err").touch()
+    for name in ("out", "err"):
+        (folder / name).touch()
     stdin = None
     if piped:
         os.mkfifo(folder / "in")
-        stdin = os.fdopen(
-            os.open(folder / "in", os.O_RDWR), "w"
-        )  # does not wait for the reader, and is the only writer
+        stdin = os.fdopen(os.open(folder / "in", os.O_RDWR), "w")  # waits for no reader, and is the only writer
     job = {"target": str(target), "script": isinstance(target, Path), "words": [*words], "cwd": str(cwd)}
     job |= {"env": dict(os.environ if env is None else env), "folder": str(folder), "piped": piped}
     parent = _parent()
@@ -161,7 +158,8 @@ def put(job: Mapping[str, Any], name: str, number: int) -> None:
 
 def become(job: Mapping[str, Any]) -> None:
     """Be the process that the job describes."""
-    folder, target = Path(job["folder"]), job["target"]
+    folder = Path(job["folder"])
+    target = job["target"]
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])

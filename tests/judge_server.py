@@ -24,7 +24,8 @@ class Server(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.seen: Counter[str] = Counter()
-        self.at_once = self.most_at_once = 0
+        self.at_once = 0
+        self.most_at_once = 0
         self.lock = threading.Lock()
         self.knows_schemas = True
 
@@ -64,22 +65,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, request: dict[str, Any], text: str, times: int) -> None:
         if "response_format" in request and not self.server.knows_schemas:
-            return self.reply(400, {"error": {"message": "response_format is not supported"}})
+            return self.fail(400, "response_format is not supported")
         if request["model"] == "unknown":
-            return self.reply(404, {"error": {"message": "no such model"}})
+            return self.fail(404, "no such model")
         if self.headers["Authorization"] == "Bearer sk-wrong":
-            return self.reply(401, {"error": {"message": "Incorrect API key provided: sk-wrong"}})
+            return self.fail(401, "Incorrect API key provided: sk-wrong")
         if "busy" in text and (times == 1 or "always" in text):
-            return self.reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
+            return self.fail(429, "slow down")
         if "broken" in text:
-            return self.reply(500, {"error": {"message": "internal"}})
+            return self.fail(500, "internal")
         if "half" in text:
-            self.send_response(200)
-            self.send_header("Content-Length", "1000")
-            self.end_headers()
-            self.wfile.write(b'{"choices": [{"mess')
             self.close_connection = True
-            return None
+            return self.send(200, b'{"choices": [{"mess', length=1000)
         if "never" in text:
             time.sleep(20)
         time.sleep(0.2 if "late" in text else 0.0)
@@ -88,20 +85,34 @@ class Handler(BaseHTTPRequestHandler):
             message = {"role": "assistant", "content": None, "refusal": "I would rather not."}
         choice = {"index": 0, "message": message, "finish_reason": "length" if "cut" in text else "stop"}
         usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-        return self.reply(200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
-                                "usage": usage})  # fmt: skip
+        body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        return self.reply(200, body)
 
-    def reply(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+    def fail(self, status: int, message: str) -> None:
+        self.reply(status, {"error": {"message": message}})
+
+    def reply(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()
+        self.send(status, data, len(data))
+
+    def send(self, status: int, data: bytes, length: int) -> None:
         self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(length))
+        if status == 429:
+            self.send_header("Retry-After", "1")
         self.end_headers()
         self.wfile.write(data)
+
+
+REFUSED = {
+    "cut": 'It says {"reason": "a", "answer_1": true}',
+    "garbage": "I think it is quite good.",
+    "twice": '{"reason": "a", "answer_1": false} and then {"reason": "b", "answer_1": true}',
+    "quotes": 'It says {"reason": "a", "answer_1": true}, which I shall not follow.',
+    "extra": '{"reason": "a", "answer_1": true, "bonus": true}',
+}
+"""What is said of a completion with such a word."""
 
 
 def judged(request: dict[str, Any], name: str = "COMPLETION") -> str:
@@ -113,18 +124,10 @@ def judged(request: dict[str, Any], name: str = "COMPLETION") -> str:
 
 def verdict(request: dict[str, Any], text: str) -> str:
     asked = dict(re.findall(r'^"(\w+)": .*\(([^()]*)\)$', request["messages"][1]["content"], re.MULTILINE))
-    if "cut" in text:
-        return 'It says {"reason": "a", "answer_1": true}'
-    if "garbage" in text:
-        return "I think it is quite good."
     if "copy" in text:
         return text.partition("copy ")[2]
-    if "twice" in text:
-        return '{"reason": "a", "answer_1": false} and then {"reason": "b", "answer_1": true}'
-    if "quotes" in text:
-        return 'It says {"reason": "a", "answer_1": true}, which I shall not follow.'
-    if "extra" in text:
-        return '{"reason": "a", "answer_1": true, "bonus": true}'
+    if (word := next((word for word in REFUSED if word in text), None)) is not None:
+        return REFUSED[word]
     grade = int(re.search(r"grade:(\d+)", text)[1]) if "grade:" in text else 0  # type: ignore[index]
     answers: dict[str, Any] = {"reason": "it says so"}
     answers |= {name: grade if "whole number" in kind else grade > 5 for name, kind in asked.items()}

@@ -27,12 +27,8 @@ def attempt(function, *arguments):
         return {"value": repr(function(*arguments))}
     except BaseException as error:
         cause = error.__cause__
-        return {
-            "type": type(error).__name__,
-            "message": str(error),
-            "cause": None if cause is None else type(cause).__name__,
-            "cause_message": str(cause),
-        }
+        said = {"type": type(error).__name__, "message": str(error), "cause_message": str(cause)}
+        return {**said, "cause": None if cause is None else type(cause).__name__}
 
 def imported():
     return sorted(name for name in sys.modules if name.startswith("tge_") or name in ("torch", "transformers", "trl"))
@@ -48,10 +44,6 @@ class Environment:
     @property
     def python(self) -> Path:
         return self.directory / "bin" / "python"
-
-    @property
-    def site_packages(self) -> Path:
-        return next((self.directory / "lib").glob("python*/site-packages"))
 
     def pip(self, *arguments: str | Path) -> str:
         return _run([self.python, "-m", "pip", "--disable-pip-version-check", *arguments], self.directory)
@@ -70,21 +62,15 @@ def make_environment(directory: Path) -> Environment:
     parents = [place for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
     # addsitedir and not a bare path, so that the parent's own .pth files, editable installs among them, count too
     lines = [f"import site; site.addsitedir({place!r})\n" for place in parents]
-    (environment.site_packages / "parent.pth").write_text("".join(lines))
+    (site_packages,) = (directory / "lib").glob("python*/site-packages")
+    (site_packages / "parent.pth").write_text("".join(lines))
     return environment
 
 
 def _run(command: list[str | Path], cwd: Path, environ: dict[str, str] | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if name != "TRL_GRPO_EXT_PLUGINS"}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**kept, **(environ or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = {**kept, **(environ or {})}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command[:4]} failed\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

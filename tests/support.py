@@ -23,20 +23,11 @@ from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 OWN_AGGREGATION = TRL_REDUCTIONS
 
 CHARACTERS = string.ascii_lowercase + string.digits + " .#"
+NAMED = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>", "padding_side": "left"}
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "initializer_range": 0.3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 """Of a tiny model."""
 
 
@@ -46,20 +37,16 @@ def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
     vocabulary = {token: number for number, token in enumerate([*special, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
-    )
     torch.manual_seed(seed)
     config = LlamaConfig(**{**SIZES, "vocab_size": len(vocabulary), "head_dim": head_dim})
     LlamaForCausalLM(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **NAMED).save_pretrained(folder)
     return folder
 
 
 def prompts(count: int = 4) -> Dataset:
-    return Dataset.from_dict(
-        {"prompt": [f"{'abcdefgh'[i % 8]}{i} " for i in range(count)], "answer": list(range(count))}
-    )
+    texts = [f"{'abcdefgh'[number % 8]}{number} " for number in range(count)]
+    return Dataset.from_dict({"prompt": texts, "answer": list(range(count))})
 
 
 def scripted_completion(prompt: str, member: int, longest: int) -> list[int]:
@@ -74,11 +61,9 @@ def scripted_completion(prompt: str, member: int, longest: int) -> list[int]:
 
 def scripted_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
     """A `rollout_func`: the members of a prompt's group are numbered in the order in which they come."""
-    seen: dict[str, int] = {}
     first = trainer.accelerator.process_index * len(prompts_)
     completion_ids = []
     for row, prompt in enumerate(prompts_):
-        seen[prompt] = seen.get(prompt, -1) + 1
         member = (first + row) % trainer.num_generations
         completion_ids.append(scripted_completion(prompt, member, trainer.max_completion_length))
     prompt_ids = [trainer.processing_class(p)["input_ids"] for p in prompts_]
@@ -132,32 +117,14 @@ class Run:
 
 
 def arguments(output_dir: Path, config_class: type = GRPOExtConfig, **overrides: Any) -> Any:
-    settings: dict[str, Any] = {
-        "output_dir": str(output_dir),
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 10,
-        "max_steps": 2,
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "beta": 0.0,
-        "shuffle_dataset": False,
-    }
-    return config_class(**{**settings, **overrides})
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 10, "max_steps": 2}
+    optimizer = {"learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.0}
+    plain = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "beta": 0.0, "shuffle_dataset": False}
+    quiet = {"logging_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    return config_class(str(output_dir), **{**sizes, **optimizer, **plain, **quiet, **overrides})
 
 
-OF_THE_TRAINER = frozenset(
-    {"callbacks", "eval_dataset", "peft_config", "processing_class", "rollout_func", "train_dataset"}
-)
+OF_THE_TRAINER = {"callbacks", "eval_dataset", "peft_config", "processing_class", "rollout_func", "train_dataset"}
 """Arguments of `train` that go to the trainer; the other settings go to its config."""
 
 
@@ -180,22 +147,13 @@ def train(
     if config_class is None:
         config_class = GRPOExtConfig if issubclass(trainer_class, GRPOExtMixin) else GRPOConfig
     recorder = Recorder()
-    trainer_arguments = {**(trainer_arguments or {}), **({} if hooks is None else {"advantage_hooks": hooks})}
-    trainer_arguments |= {name: overrides.pop(name) for name in OF_THE_TRAINER & overrides.keys()}
-    callbacks = trainer_arguments.pop("callbacks", [])
+    given = {"rollout_func": scripted_rollout if scripted else None, "train_dataset": prompts(prompt_count)}
+    given |= (trainer_arguments or {}) | ({} if hooks is None else {"advantage_hooks": hooks})
+    given |= {name: overrides.pop(name) for name in OF_THE_TRAINER & overrides.keys()}
+    callbacks = given.pop("callbacks", [])
     model_init = {"dtype": getattr(torch, dtype), **overrides.pop("model_init_kwargs", {})}
     args = arguments(output_dir, config_class, model_init_kwargs=model_init, **overrides)
-    trainer = trainer_class(
-        str(model),
-        reward_funcs,
-        args,
-        callbacks=[recorder, *callbacks],
-        **{
-            "rollout_func": scripted_rollout if scripted else None,
-            "train_dataset": prompts(prompt_count),
-            **trainer_arguments,
-        },
-    )
+    trainer = trainer_class(str(model), reward_funcs, args, callbacks=[recorder, *callbacks], **given)
     for callback in callbacks:
         callback.trainer = trainer
     trainer.train(resume_from_checkpoint=resume)

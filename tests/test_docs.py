@@ -1,6 +1,5 @@
 """What the pages say works: the example distribution is built from its page, installed by pip, found, trained with."""
 
-import json
 import math
 import re
 import subprocess
@@ -30,32 +29,30 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def example(class_name: str) -> Any:
-    (code,) = [block for block in blocks(PAGE, "python") if f"class {class_name}" in block]
-    names: dict[str, Any] = {}
+def example(name: str, page: str = PAGE) -> Any:
+    """What the page's block that defines it makes."""
+    (code,) = [block for block in blocks(page, "python") if re.search(rf"^(class|def) {name}\b", block, re.MULTILINE)]
+    names: dict[str, Any] = {"__name__": "of_a_page"}
     exec(code, names)
-    return names[class_name]
+    return names[name]
 
 
 def test_the_example_hook() -> None:
-    rollout = make_rollout([4, 2])
-    advantages = flow.apply_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
+    advantages = flow.apply_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], make_rollout([4, 2]))
     assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
 
 
 def test_the_example_hook_with_needs() -> None:
-    old, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
-    rollout = make_rollout([2], old_logps_B_T=old, ref_logps_B_T=ref)
+    logps = {"old_logps_B_T": torch.tensor([[-1.0, -2.0]]), "ref_logps_B_T": torch.tensor([[-1.5, -1.0]])}
+    rollout = make_rollout([2], **logps)
     hook = example("TowardsReference")()
-    assert hook.declares.needs == ("old_logps", "ref_logps")
     advantages = flow.apply_hooks(torch.tensor([1.0]), [hook], rollout)
     assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
 
 
 def test_the_example_hook_that_returns_spans() -> None:
-    text = "so sorry!"
-    offsets = [(0, 2), (2, 5), (5, 8), (8, 9)]  # "so", " so", "rry", "!"
-    rollout = make_rollout([4, 1], texts=[text, "x"], offsets=lambda row: offsets if row == 0 else [(0, 1)])
+    offsets = [[(0, 2), (2, 5), (5, 8), (8, 9)], [(0, 1)]]  # "so", " so", "rry", "!"
+    rollout = make_rollout([4, 1], texts=["so sorry!", "x"], offsets=lambda row: offsets[row])
     hook = example("NoApologies")()
     assert hook.declares.needs == ("offsets",)
     advantages = flow.apply_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
@@ -63,10 +60,7 @@ def test_the_example_hook_that_returns_spans() -> None:
 
 
 def test_the_example_reward_that_returns_parts() -> None:
-    (code,) = [block for block in blocks(PAGE, "python") if "def shouting" in block]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    scores = names["shouting"](completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
+    scores = example("shouting")(completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
     assert scores == [-0.2, 0.0, -0.1]
     places = [[place[:2] for part in score.parts for place in part.places] for score in scores]
     assert places == [[(1, 2), (3, 4)], [], [(0, 1)]]
@@ -125,14 +119,12 @@ def test_the_selections_on_the_rewards_page_load_and_score(block: str) -> None:
 @pytest.mark.slow
 def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
     assert "guarded(my_reward, timeout=5.0, workers=2, on_error=None)" in REWARDS
-    (best_block,) = [block for block in blocks(REWARDS, "python") if "class Best" in block]
     reward = guarded(my_reward, timeout=5.0, workers=2, on_error=None)
     assert reward(prompts=["p"] * 2, completions=["a", "bcd"], completion_ids=[[1], [2]]) == [1.0, 3.0]
     reward.close()
-    names: dict[str, Any] = {"__name__": "best_of_several"}
-    exec(best_block, names)
-    assert names["Best"].declares.takes == ("rewards",)
-    best = names["Best"](load_rewards([my_reward, "think_format"]))
+    best_of = example("Best", REWARDS)
+    assert best_of.declares.takes == ("rewards",)
+    best = best_of(load_rewards([my_reward, "think_format"]))
     assert best(prompts=["p"], completions=["<think></think>x"], completion_ids=[[1]]) == [16.0]
 
 
@@ -145,8 +137,7 @@ def test_the_readmes_script_trains(tmp_path: Path) -> None:
     script = [sys.executable, "-c", code]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    plugins = json.loads((tmp_path / "outputs" / "first" / "trl_grpo_ext_plugins.json").read_text(encoding="utf-8"))
-    assert "prompt_mean" in json.dumps(plugins)
+    assert "prompt_mean" in (tmp_path / "outputs" / "first" / "trl_grpo_ext_plugins.json").read_text(encoding="utf-8")
 
 
 def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
@@ -154,12 +145,6 @@ def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
     (project,) = blocks(page, "toml")
     entry_points = tomllib.loads(project)["project"]["entry-points"]["trl_grpo_ext.rewards"]
     assert entry_points == {"no_shouting": "shouting:no_shouting"}
-    (code,) = [block for block in blocks(page, "python") if block.startswith("# shouting.py")]
-    names: dict[str, Any] = {}
-    exec(code, names)
-    messages = [[{"role": "assistant", "content": text}] for text in ("STOP", "Go on")]
-    assert names["no_shouting"](prompts=["p"] * 2, completions=["STOP", "Go on"], completion_ids=[[1], [2]]) == [
-        0.0,
-        1.0,
-    ]
-    assert names["no_shouting"](completions=messages) == [0.0, 1.0]
+    reward = example("no_shouting", page)
+    for completions in (["STOP", "Go on"], [[{"role": "assistant", "content": text}] for text in ("STOP", "Go on")]):
+        assert reward(completions=completions) == [0.0, 1.0]

@@ -41,10 +41,7 @@ TESTS = {
 COMPARE = {"gsm8k_accuracy", "math_accuracy", "json_fields", "lines"}
 """Rewards that compare with a reference."""
 CLASSIFIER = {"model": str(ROOT / "recipes" / "embedded" / "detox" / "classifier"), "label": "rude"}
-OPTIONS: dict[str, Any] = {
-    "classifier": {"parameters": CLASSIFIER},
-    "process_rewards": {"parameters": {"reward": "right"}},
-}
+OPTIONS: dict[str, Any] = {"classifier": CLASSIFIER, "process_rewards": {"reward": "right"}}
 """What a plugin cannot declare itself: where a model is, and which of two rewards with parts is meant."""
 
 
@@ -88,39 +85,32 @@ def test_it_keeps_every_rule_as_the_command_checks_it(info: PluginInfo, monkeypa
     with judge_server() if info.name == "judge" else nullcontext() as server:
         if server is not None:
             monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        report = check(info.kind, f"trl-grpo-ext:{info.name}", **OPTIONS.get(info.name, {}))
+        report = check(info.kind, f"trl-grpo-ext:{info.name}", parameters=OPTIONS.get(info.name))
     assert report.ok, str(report)
     assert not report.no_effect, str(report)
     assert ("reward.outcomes" in {rule.name for rule in report.passed}) == (info.name in COMPARE)
 
 
 def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
-    lengths, rewards, groups = [3, 1, 2, 2, 3, 1], [1.0, 0.0, 0.5, 2.0, 0.3, 0.9], [0, 0, 0, 1, 1, 1]
-    of_each_group = []
-    for info in (info for info in BUILT_IN if info.kind == "advantage_hook"):
-        hook = documented_plugin(info)
-        if not HookDeclaration.of(hook).independent:
-            continue
-        of_each_group.append(info.name)
+    entropies_B_T = torch.rand(6, 3, dtype=torch.float64)
+    advantages_B = torch.tensor([0.5, -0.5, 0.0, 1.0, -0.2, -0.8], dtype=torch.float64)
+    columns = ([3, 1, 2, 2, 3, 1], [1.0, 0.0, 0.5, 2.0, 0.3, 0.9], [0, 0, 0, 1, 1, 1])  # lengths, rewards, groups
 
-        def result(rows: list[int], hook: Any = hook) -> torch.Tensor:
-            torch.manual_seed(0)
-            entropies = torch.rand(6, 6, dtype=torch.float64)[rows, :3]
-            settings: dict[str, Any] = {
-                "old_logps_B_T": -entropies,
-                "old_entropies_B_T": entropies,
-                "ref_logps_B_T": -2 * entropies,
-                "sampling_logps_B_T": -entropies - 0.001 * torch.arange(3),
-            }
-            settings["teacher_logps_B_T"] = {"policy given teacher_prompt": -2 * entropies}
-            picked = ([values[row] for row in rows] for values in (lengths, rewards, groups))
-            rollout = make_rollout(*picked, width=3, **settings)
-            advantages = torch.tensor([0.5, -0.5, 0.0, 1.0, -0.2, -0.8], dtype=torch.float64)[rows]
-            return flow.apply_hooks(advantages, [hook], rollout)
+    def result(hook: Any, rows: slice) -> torch.Tensor:
+        entropies = entropies_B_T[rows]
+        logps: dict[str, Any] = {"old_logps_B_T": -entropies, "ref_logps_B_T": -2 * entropies}
+        logps["sampling_logps_B_T"] = -entropies - 0.001 * torch.arange(3)
+        logps["teacher_logps_B_T"] = {"policy given teacher_prompt": -2 * entropies}
+        picked = (values[rows] for values in columns)
+        rollout = make_rollout(*picked, width=3, old_entropies_B_T=entropies, **logps)
+        return flow.apply_hooks(advantages_B[rows], [hook], rollout)
 
-        apart = torch.cat([result([0, 1, 2]), result([3, 4, 5])])
-        torch.testing.assert_close(apart, result([*range(6)]), rtol=0, atol=1e-12)
-    assert len(of_each_group) > 5
-    assert not {"batch_whitening", "whiten"} & {*of_each_group}
+    hooks = [documented_plugin(info) for info in BUILT_IN if info.kind == "advantage_hook"]
+    independent = [hook for hook in hooks if HookDeclaration.of(hook).independent]
+    for hook in independent:
+        apart = torch.cat([result(hook, slice(3)), result(hook, slice(3, 6))])
+        torch.testing.assert_close(apart, result(hook, slice(6)), rtol=0, atol=1e-12)
+    assert len(independent) > 5
+    assert not {"batch_whitening", "whiten"} & {hook.__name__ for hook in independent}
     (adaptive,) = load_advantage_hooks([{"name": "kl_in_reward", "target": 0.1}])
     assert not adaptive.declares.independent

@@ -1,7 +1,6 @@
 """`bench.experiments`: what the page shows comes from the committed runs, and each command runs."""
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -22,22 +21,19 @@ DOCS = ROOT / "docs"
 each = pytest.mark.parametrize("name", list(EXPERIMENTS))
 
 
-def lines_of(name: str) -> list[dict[str, Any]]:
-    return study.Results(experiments.RUNS / f"{name}.jsonl").lines
-
-
-def docs_copy(folder: Path) -> Path:
-    (folder / "images").mkdir(parents=True)
-    shutil.copy(DOCS / "evidence.md", folder)
-    return folder
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    shutil.copy(DOCS / "evidence.md", tmp_path / "docs")
+    return tmp_path / "docs"
 
 
 @each
-def test_page_and_figure_are_those_of_the_committed_runs(name: str, tmp_path: Path) -> None:
-    if not lines_of(name):
+def test_page_and_figure_are_those_of_the_committed_runs(name: str, docs: Path) -> None:
+    lines = study.Results(experiments.RUNS / f"{name}.jsonl").lines
+    if not lines:
         pytest.skip("not run to the end yet, as the page says")
-    docs = docs_copy(tmp_path / "docs")
-    experiments.draw(name, lines_of(name), docs)
+    experiments.draw(name, lines, docs)
     assert (docs / "evidence.md").read_text() == (DOCS / "evidence.md").read_text()
     drawn, committed = (folder / "images" / f"experiment_{name}.svg" for folder in (docs, DOCS))
     made_by = re.compile(r"Matplotlib v[\d.]+")
@@ -47,37 +43,28 @@ def test_page_and_figure_are_those_of_the_committed_runs(name: str, tmp_path: Pa
 
 @pytest.mark.nightly
 @each
-def test_each_command_runs_with_one_seed(name: str, tmp_path: Path) -> None:
-    docs, runs = docs_copy(tmp_path / "docs"), tmp_path / "runs"
+def test_each_command_runs_with_one_seed(name: str, docs: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
     command = [sys.executable, "-m", "bench.experiments", name, "--seeds", "1", "--jobs", "2"]
-    done = subprocess.run(
-        [*command, "--runs", str(runs), "--docs", str(docs)],
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["--runs", str(runs), "--docs", str(docs)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(line) for line in (runs / f"{name}.jsonl").read_text().splitlines()]
+    lines = study.Results(runs / f"{name}.jsonl").lines
     assert {line["name"] for line in lines} == set(EXPERIMENTS[name].names)
     assert all(line[EXPERIMENTS[name].shown] is not None for line in lines)
     assert (docs / "images" / f"experiment_{name}.svg").stat().st_size > 10_000
 
 
-@pytest.fixture(scope="module")
-def lecture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {"hidden_size": 16, "num_hidden_layers": 1}
-    return experiments.lecture_model(tmp_path_factory.mktemp("lecture"), 3, **shape)
-
-
-def test_exact_baselines(lecture_model: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(lecture_model, attn_implementation="eager").eval()
+def test_exact_baselines(tmp_path: Path) -> None:
+    folder = experiments.lecture_model(tmp_path / "lecture", 3, hidden_size=16, num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)  # else all responses are nearly equally likely
-    tokenizer = AutoTokenizer.from_pretrained(lecture_model)
-    prompt, end = LECTURE_PROMPTS[0], tokenizer.eos_token_id
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = LECTURE_PROMPTS[0]
+    end = tokenizer.eos_token_id
     found = experiments.exact_baselines(model, prompt, tokenizer)
 
     first = tokenizer("1 0 2 =").input_ids

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ def test_first_plugin_page_commands(tmp_path: Path) -> None:
     assert len(walked) == len([step for step in STEPS if step.language == "sh"]) > 5
     assert not (ROOT / "grpo-no-guess").exists()
     assert not (ROOT / "outputs" / "first_plugin").exists()
-    metrics: dict[str, Any] = json.loads((clone / "outputs" / "first_plugin" / "metrics.json").read_text())
+    metrics = json.loads((clone / "outputs" / "first_plugin" / "metrics.json").read_text())
     logs = [log for log in metrics["history"] if "reward" in log]
     assert [log["step"] for log in logs] == [4, 8]
     for log in logs:

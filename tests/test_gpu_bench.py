@@ -35,12 +35,8 @@ def test_page_has_a_place_for_each_section() -> None:
 @pytest.mark.parametrize("name", [*SECTIONS])
 def test_section_on_the_cpu(name: str, tmp_path: Path) -> None:
     page = shutil.copy(PAGE, tmp_path)
-    subprocess.run(
-        [sys.executable, "-m", "bench.gpu", "--only", name, "--tiny", "--device", "cpu", "--page", page],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    command = [sys.executable, "-m", "bench.gpu", "--only", name, "--tiny", "--device", "cpu", "--page", page]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
     rows = [row for arm in SECTIONS[name].runs.values() for row in arm]
     text = Path(page).read_text(encoding="utf-8").partition(f"<!-- {name} -->")[2].partition("<!-- end of")[0]
     shown = cells(text)

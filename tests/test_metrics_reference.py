@@ -12,6 +12,7 @@ from trl.trainer import grpo_trainer
 
 from tests.judge_server import judge_server
 from tests.support import length_reward, prompts, train
+from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.types import Forward, HookDeclaration, Parts, Rollout
 
 ROOT = Path(__file__).parents[1]
@@ -35,17 +36,8 @@ OURS = [name for name in DOCUMENTED["This package's"] if not name.startswith("kl
 ALL = [name for names in DOCUMENTED.values() for name in names]
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    """A documented name as it is logged: in an evaluation with its prefix, with anything but a slash for `<...>`."""
-    parts = re.split(r"<[a-z]+>", name)
-    return re.compile("(?:eval_)?" + "[^/]+".join(re.escape(part) for part in parts))
-
-
-PATTERNS = {name: pattern(name) for name in ALL}
-
-
-def matching(key: str) -> list[str]:
-    return [name for name in ALL if PATTERNS[name].fullmatch(key)]
+PATTERNS = {name: re.compile("(eval_)?" + "[^/]+".join(map(re.escape, re.split(r"<[a-z]+>", name)))) for name in ALL}
+"""A documented name as it is logged: in an evaluation with its prefix, with anything but a slash for `<...>`."""
 
 
 class BothStages:
@@ -82,83 +74,57 @@ def half_of_the_groups(prompts: list[str], completions: list[str], **columns: An
     return [float(len(text)) if prompt[0] in "aceg" else 1.0 for prompt, text in zip(prompts, completions, strict=True)]
 
 
-RUNS: dict[str, dict[str, Any]] = {
-    "weights, compact, records, a guarded reward, evaluation": {
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "eval_dataset": prompts(2)}
+RUNS: list[dict[str, Any]] = [
+    {
         "reward_funcs": [length_reward, sometimes],
         "rewards": [{"name": "think_format", "guard": {"retries": 1}}],
+        "hooks": ["leave_one_out", Shaper(), BothStages()],
         "loss_aggregation": "token_mean",
         "compact_updates": "exact",
         "token_records": 4,
         "beta": 0.1,
         "entropy_coef": 0.01,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_eval_batch_size": 8,
         "pass_at_k": [1, 4],
         "pass_thresholds": {"length_reward": 0.5, "think_format": 1.0},
-        "trainer_arguments": {"advantage_hooks": ["leave_one_out", Shaper(), BothStages()], "eval_dataset": prompts(2)},
+        **EVALUATED,
     },
-    "resampling": {
-        "reward_funcs": [half_of_the_groups],
-        "resample": {"filter": "signal", "max_rounds": 3},
-        "max_steps": 3,
-    },
-    "a pool": {"prompt_sampler": "difficulty_pool"},
-    "a curriculum": {"prompt_sampler": {"name": "curriculum", "column": "answer", "rounds": 2}},
-    "a mixture": {"prompt_sampler": {"name": "mixture", "column": "answer", "weights": {"0": 1, "1": 1}}},
-    "shared prompts": {"compact_updates": "exact", "share_prompts": True},
-    "a token loss": {"token_losses": [{"name": "kl_cov", "share": 0.2}], "num_iterations": 2},
-    "a reduction, cispo, parts": {
-        "loss_aggregation": "tail_mean",
-        "loss_type": "cispo",
-        "reward_funcs": [first_letter],
-        "advantage_hooks": ["part_credit"],
-    },
-    "vespo, pass@k": {
-        "loss_type": "vespo",
-        "gradient_accumulation_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "per_device_eval_batch_size": 8,
-        "pass_at_k": [1],
-        "trainer_arguments": {"eval_dataset": prompts(2)},
-    },
-    "a judge": {"rewards": [{"name": "judge", "model": "m", "criteria": "Is it right?"}]},
-    "tensorboard": {
-        "loss_aggregation": "token_mean",
-        "advantage_hooks": ["entropy_shaping"],
-        "report_to": "tensorboard",
-    },
-}
+    {"reward_funcs": [half_of_the_groups], "resample": {"filter": "signal", "max_rounds": 3}, "max_steps": 3},
+    {"prompt_sampler": "difficulty_pool"},
+    {"prompt_sampler": {"name": "curriculum", "column": "answer", "rounds": 2}},
+    {"prompt_sampler": {"name": "mixture", "column": "answer", "weights": {"0": 1, "1": 1}}},
+    {"compact_updates": "exact", "share_prompts": True},
+    {"token_losses": [{"name": "kl_cov", "share": 0.2}], "num_iterations": 2},
+    {"loss_aggregation": "tail_mean", "loss_type": "cispo", "reward_funcs": [first_letter], "hooks": ["part_credit"]},
+    {"loss_type": "vespo", "gradient_accumulation_steps": 2, "pass_at_k": [1], **EVALUATED},
+    {"rewards": [{"name": "judge", "model": "m", "criteria": "Is it right?"}]},
+    {"loss_aggregation": "token_mean", "hooks": ["entropy_shaping"], "report_to": "tensorboard"},
+]
 
 
 @pytest.fixture(scope="module")
-def histories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, settings in RUNS.items():
+def logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every metric of the runs."""
+    found: set[str] = set()
+    for settings in RUNS:
         folder = tmp_path_factory.mktemp("run")
         with pytest.MonkeyPatch.context() as patch, judge_server() as server:
             patch.setenv("OPENAI_BASE_URL", server.url)
             patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "events"))
-            chosen = {"max_steps": 2, "seed": 1, **settings}
-            if chosen.get("report_to") == "tensorboard":
+            if settings.get("report_to") == "tensorboard":
                 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-            found[name] = train(tiny_model, folder, **chosen).trainer.state.log_history
+            trainer = train(tiny_model, folder, **{"max_steps": 2, "seed": 1, **settings}).trainer
+            found.update(*trainer.state.log_history)
     return found
 
 
-def logged(histories: dict[str, list[dict[str, Any]]]) -> set[str]:
-    return {key for name in RUNS for entry in histories[name] for key in entry}
-
-
-def test_every_logged_metric_is_documented_exactly_once(histories: dict[str, list[dict[str, Any]]]) -> None:
-    found = {key: matching(key) for key in sorted(logged(histories))}
+def test_every_logged_metric_is_documented_exactly_once(logged: set[str]) -> None:
+    found = {key: [name for name in ALL if PATTERNS[name].fullmatch(key)] for key in logged}
     assert {key: names for key, names in found.items() if len(names) != 1} == {}
 
 
-def test_every_documented_metric_of_ours_was_logged(histories: dict[str, list[dict[str, Any]]]) -> None:
-    keys = logged(histories)
-    assert [name for name in OURS if not any(PATTERNS[name].fullmatch(key) for key in keys)] == []
+def test_every_documented_metric_of_ours_was_logged(logged: set[str]) -> None:
+    assert [name for name in OURS if not any(PATTERNS[name].fullmatch(key) for key in logged)] == []
 
 
 def test_every_metric_of_trl_is_documented() -> None:
@@ -170,7 +136,5 @@ def test_every_metric_of_trl_is_documented() -> None:
 
 
 def test_every_outcome_is_named() -> None:
-    from trl_grpo_ext.guard.outcomes import Outcome
-
     (row,) = [line for line in PAGE.splitlines() if line.startswith("| `outcomes/")]
     assert {outcome.value for outcome in Outcome} <= {*re.findall(r"`(\w+)`", row)}

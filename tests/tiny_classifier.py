@@ -12,6 +12,8 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
+from tests.support import SIZES
+
 LABELS = ("harmless", "toxic", "rude")
 
 
@@ -25,23 +27,12 @@ def save_tiny_classifier(
     """
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     names = dict(enumerate(LABELS[:labels])) if labels <= len(LABELS) else {i: f"label {i}" for i in range(labels)}
-    settings: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-        "pad_token_id": tokenizer.pad_token_id,
-        "initializer_range": 0.3,
-        "id2label": names,
-        "label2id": {name: index for index, name in names.items()},
-        **config,
-    }
+    labelled = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+    settings = {**SIZES, "max_position_embeddings": 64, "vocab_size": len(tokenizer), **labelled, **config}
     torch.manual_seed(0)
     if kind == "bert":
         BertForSequenceClassification(BertConfig(**settings)).save_pretrained(folder)
     else:
-        LlamaForSequenceClassification(LlamaConfig(num_key_value_heads=2, **settings)).save_pretrained(folder)
+        LlamaForSequenceClassification(LlamaConfig(**settings)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,6 +1,5 @@
 """Tiny vision-language models made from their configs, with processors made in code, and drawings to look at."""
 
-import string
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,10 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-CHARACTERS = string.ascii_lowercase + string.digits + " .#?:\n"
+from tests import support
+from tests.support import NAMED, SIZES
+
+CHARACTERS = f"{support.CHARACTERS}?:\n"
 
 TEMPLATE = """{%- for message in messages -%}
 {{ message['role'] + ':' }}
@@ -44,28 +46,9 @@ TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ 'a:' }}{%- endif -%}"""
 
-TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-
-VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "initializer_range": 0.2,
-}
+TEXT = SIZES | {"max_position_embeddings": 256}
+SIGHT: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "patch_size": 4, "initializer_range": 0.2}
+VISION = SIGHT | {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def tokenizer_with(*image_tokens: str, **named: str) -> PreTrainedTokenizerFast:
@@ -75,93 +58,62 @@ def tokenizer_with(*image_tokens: str, **named: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        extra_special_tokens=named,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **NAMED, extra_special_tokens=named)
 
 
-def llava(seed: int = 0) -> tuple[Any, Any]:
+def llava() -> tuple[Any, Any, Any]:
     """One image is nine tokens; `pixel_values` has a row for each image."""
     tokenizer = tokenizer_with("<image>", image_token="<image>")
-    size = {"height": 12, "width": 12}
-    processor = LlavaProcessor(
-        CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size=size),
-        tokenizer,
-        patch_size=4,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=TEMPLATE.replace("IMAGE", "<image>"),
-    )
+    images = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
+    features = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = LlavaProcessor(images, tokenizer, **features, chat_template=TEMPLATE.replace("IMAGE", "<image>"))
     config = LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **VISION, "image_size": 12, "projection_dim": 16},
         text_config={"model_type": "llama", "vocab_size": len(tokenizer), **TEXT},
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         pad_token_id=0,
     )
-    torch.manual_seed(seed)
-    return LlavaForConditionalGeneration(config), processor
+    return LlavaForConditionalGeneration, config, processor
 
 
 class ImagesOnly(Qwen2_5_VLProcessor):  # type: ignore[misc]
     """Without videos, whose processor needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None) -> None:
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+        self.image_token = "<|image_pad|>"
+        self.video_token = "<|video_pad|>"
         self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([self.image_token, self.video_token])
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-def qwen2_5_vl(seed: int = 0) -> tuple[Any, Any]:
+def qwen2_5_vl() -> tuple[Any, Any, Any]:
     """Images are of any size; `pixel_values` has a row for each patch, positions have three dimensions."""
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     tokenizer = tokenizer_with(*names)
-    processor = ImagesOnly(
-        Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024}),
-        tokenizer,
-        chat_template=TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
-    )
+    images = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024})
+    template = TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(names)), strict=True))
-    vision = {key: value for key, value in VISION.items() if key not in ("num_hidden_layers", "num_attention_heads")}
+    windows = {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     config = Qwen2_5_VLConfig(
-        vision_config={
-            **vision,
-            "depth": 2,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
-        text_config={
-            "vocab_size": len(tokenizer),
-            **TEXT,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-        },
+        vision_config={**SIGHT, "depth": 2, "num_heads": 2, **windows},
+        text_config={"vocab_size": len(tokenizer), **TEXT, "rope_parameters": rope},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         pad_token_id=0,
     )
-    torch.manual_seed(seed)
-    return Qwen2_5_VLForConditionalGeneration(config), processor
+    return Qwen2_5_VLForConditionalGeneration, config, ImagesOnly(images, tokenizer, chat_template=template)
 
 
-def idefics3(seed: int = 0) -> tuple[Any, Any]:
+def idefics3() -> tuple[Any, Any, Any]:
     """An image is four tokens between others; `pixel_values` has a row for each completion, padded."""
     tokenizer = tokenizer_with("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-    processor = Idefics3Processor(
-        Idefics3ImageProcessorPil(
-            size={"longest_edge": 16}, max_image_size={"longest_edge": 16}, do_image_splitting=False
-        ),
-        tokenizer,
-        image_seq_len=4,
-        chat_template=TEMPLATE.replace("IMAGE", "<image>"),
-    )
+    size = {"longest_edge": 16}
+    images = Idefics3ImageProcessorPil(size=size, max_image_size=size, do_image_splitting=False)
+    template = TEMPLATE.replace("IMAGE", "<image>")
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
     config = Idefics3Config(
         vision_config={**VISION, "image_size": 16},
         text_config={"model_type": "llama", "vocab_size": len(processor.tokenizer), **TEXT},
@@ -170,21 +122,16 @@ def idefics3(seed: int = 0) -> tuple[Any, Any]:
         pad_token_id=0,
         tie_word_embeddings=False,
     )
-    torch.manual_seed(seed)
-    return Idefics3ForConditionalGeneration(config), processor
+    return Idefics3ForConditionalGeneration, config, processor
 
 
-def gemma3(seed: int = 0) -> tuple[Any, Any]:
+def gemma3() -> tuple[Any, Any, Any]:
     """The tokens of an image see each other in both directions, by `token_type_ids`."""
     names = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     tokenizer = tokenizer_with(*names.values(), **names)
-    size = {"height": 16, "width": 16}
-    processor = Gemma3Processor(
-        Gemma3ImageProcessorPil(size=size),
-        tokenizer,
-        image_seq_length=4,
-        chat_template=TEMPLATE.replace("IMAGE", "<start_of_image>"),
-    )
+    images = Gemma3ImageProcessorPil(size={"height": 16, "width": 16})
+    template = TEMPLATE.replace("IMAGE", "<start_of_image>")
+    processor = Gemma3Processor(images, tokenizer, image_seq_length=4, chat_template=template)
     config = Gemma3Config(
         vision_config={**VISION, "image_size": 16, "vision_use_head": False},
         text_config={"vocab_size": len(tokenizer), **TEXT, "sliding_window": 256, "initializer_range": 0.1},
@@ -194,8 +141,7 @@ def gemma3(seed: int = 0) -> tuple[Any, Any]:
         mm_tokens_per_image=4,
         pad_token_id=0,
     )
-    torch.manual_seed(seed)
-    return Gemma3ForConditionalGeneration(config), processor
+    return Gemma3ForConditionalGeneration, config, processor
 
 
 MAKERS = {"llava": llava, "qwen2_5_vl": qwen2_5_vl, "idefics3": idefics3, "gemma3": gemma3}
@@ -203,8 +149,9 @@ MAKERS = {"llava": llava, "qwen2_5_vl": qwen2_5_vl, "idefics3": idefics3, "gemma
 
 def save_vision_model(name: str, folder: Path) -> tuple[Path, Any]:
     """Save a model where `from_pretrained` finds it; also its processor."""
-    model, processor = MAKERS[name]()
-    model.save_pretrained(folder)
+    architecture, config, processor = MAKERS[name]()
+    torch.manual_seed(0)
+    architecture(config).save_pretrained(folder)
     return folder, processor
 
 

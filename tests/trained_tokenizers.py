@@ -17,10 +17,8 @@ SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
 def _wrapped(tokenizer: Tokenizer, **settings: Any) -> Any:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    # Added, but not special: they are text, and the decoder must leave them whole.
-    tokenizer.add_tokens(
-        [AddedToken(token, special=False, normalized=False) for token in ("<think>", "</think>", "né w")]
-    )
+    texts = ("<think>", "</think>", "né w")  # not special: the decoder must leave them whole
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in texts])
     named = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**named, **settings})
 
@@ -30,9 +28,8 @@ def byte_level(**settings: Any) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return _wrapped(tokenizer, **settings)
 
@@ -59,10 +56,8 @@ def unigram(scheme: str = "always") -> Any:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=150, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False, max_piece_length=6
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    usual = {"special_tokens": SPECIAL, "unk_token": "<unk>", "show_progress": False}
+    tokenizer.train_from_iterator(CORPUS, trainers.UnigramTrainer(vocab_size=150, max_piece_length=6, **usual))
     return _wrapped(tokenizer)
 
 

@@ -102,10 +102,8 @@ def _checked_part(name: Any, score: Any, weight: Any = 1.0, places: Any = WHOLE)
             return Part(name, number, factor, where)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise PluginOutputError(
-        "A part must have a name, a finite score or None, a weight of at least 0, and as places pairs (start, end) "
-        f"of characters or `Place`s, got {(name, score, weight, places)!r:.200}."
-    )
+    what = "a name, a finite score or None, a weight of at least 0, and as places pairs (start, end) or `Place`s"
+    raise PluginOutputError(f"A part must have {what}, got {(name, score, weight, places)!r:.200}.")
 
 
 def _checked_places(given: Any) -> tuple[Place, ...]:
@@ -227,8 +225,7 @@ class WrittenTokens:
         self._ends = [offsets[token][1] for token in self._tokens]
 
     def of(self, start: int, end: int) -> Sequence[int]:
-        """The tokens that wrote some of the characters `start` to `end`: they end after the one, and begin before the
-        other."""
+        """The tokens that wrote some of the characters `start` to `end`."""
         return self._tokens[bisect_right(self._ends, start) : bisect_left(self._starts, end)] if end > start else ()
 
 

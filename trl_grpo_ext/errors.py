@@ -4,10 +4,6 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 `LookupError`, ...), so callers may catch either. A message says what was wrong, shows the value, and says what to do.
 """
 
-from typing import TypeVar
-
-E = TypeVar("E", bound=BaseException)
-
 
 class TRLGRPOExtError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -85,7 +81,7 @@ class ManifestError(TRLGRPOExtError, ValueError):
     """A checkpoint's plugins are not those of this run, or the file that records them cannot be used."""
 
 
-def reworded(error: E, message: str) -> E:
+def reworded(error: BaseException, message: str) -> BaseException:
     """The error with another message; its notes stay."""
     other = type(error).__new__(type(error), message)
     vars(other).update(vars(error))

@@ -88,8 +88,7 @@ __all__ = [
 ]
 
 CONTRACT_VERSION = 1
-"""Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
-a field is added (docs/compatibility.md)."""
+"""Goes up when a field changes its meaning, or when plugins must do more; not when one is added."""
 
 # ------------------------------------------------------------------------------------------------- what a plugin does
 
@@ -231,11 +230,9 @@ class _Batch:
     """What every plugin of a batch sees."""
 
     completion_ids_B_T: torch.Tensor  # completion tokens, padded on the right
-    # loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool, not
-    # removed by `mask_truncated_completions`), else 0.0
+    # loss mask, float: 1.0 where a token counts (not a tool's, not removed by `mask_truncated_completions`), else 0.0
     mask_B_T: torch.Tensor
-    # The reward after the shapers: the weighted sum over the columns that have a value; NaN where no function gave
-    # one. A shaper sees the reward after the shapers before it.
+    # the weighted sum over the columns that have a value, after the shapers (so far); NaN where no function gave one
     rewards_B: torch.Tensor
     # log-probabilities under the reference policy; None unless TRL computes them or a plugin needs them
     ref_logps_B_T: torch.Tensor | None = None
@@ -249,8 +246,7 @@ class _Grouped(_Batch):
 
     # `rewards_B` before any shaper: the weighted sum of the reward functions alone
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
-    # Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a reward. The mean of
-    # equal rewards is exactly that number.
+    # Mean of `rewards_B` over the group, across ranks, and exactly theirs if they are equal; NaN where none has one
     group_baselines_B: torch.Tensor
     # Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded with zeros
     # to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
@@ -275,21 +271,19 @@ class Rollout(_Grouped):
     prompt_mask_B_P: torch.Tensor  # 1.0 where there is a prompt token
     completion_mask_B_T: torch.Tensor  # 1.0 at every completion token, whoever wrote it, in the loss or not
     tool_mask_B_T: torch.Tensor | None = None  # 0.0 where a tool or an environment wrote the token; None without tools
-    # The number of a token's turn, from 0; -1 where the model did not write it. Integer. Answers of a tool or an
-    # environment separate turns.
+    # a token's turn, integer, from 0: answers of tools or an environment separate turns; -1 where no model wrote it
     turns_B_T: torch.Tensor = None  # type: ignore[assignment]
     # Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
     turns: Callable[[int], Sequence[Turn]] = _unknown
-    # Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote: none for a
-    # special token, and a character split over several tokens for all of them. Raises if tokens and text do not match.
+    # Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote, none for a
+    # special token; tokens may share a character. Raises if tokens and text do not match.
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _unknown
     truncated_B: torch.Tensor  # whether a completion ended at the limit, without an end-of-sequence token
     rewards_B_K: torch.Tensor  # each function's, NaN where it returned None; then a column per shaper: what it added
     reward_names: Sequence[str]  # the `K` names
     reward_weights_K: torch.Tensor  # the `K` weights; 1 for shapers
     token_rewards_B_T: torch.Tensor | None = None  # what shapers added to each token, part of `rewards_B`, if any did
-    # The completions' parts, by the reward function that returned `Parts` on any rank. A completion for which it
-    # returned a plain number or None has none.
+    # the completions' parts, by the reward function that returned `Parts` on any rank; none where it returned others
     parts: Mapping[str, PartTable] = field(default_factory=dict)
     group_ids_B: torch.Tensor  # which group a row belongs to; the same number on every rank for the same group
     # Whether each function's rewards in the completion's group are equal before any shaper, so that it has no signal.
@@ -360,8 +354,7 @@ class Forward(_Grouped):
     logps_B_T: torch.Tensor  # log-probabilities under the policy being trained
     entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
     old_logps_B_T: torch.Tensor  # those under the policy that generated; `logps_B_T` where the two are the same
-    # whether all scored rewards of the completion's group are equal before any shaper, and all its advantages were
-    # exactly 0 after the rollout stage of the hooks
+    # whether all scored rewards of the group are equal before any shaper, and its advantages 0 after the rollout stage
     zero_variance_B: torch.Tensor
 
 
@@ -451,8 +444,7 @@ ROLES: Mapping[str, str] = {
 }
 """The roles of advantage hooks, in the order in which they act, and the method that each requires."""
 
-HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
-"""What an advantage hook may define."""
+HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))  # what an advantage hook may define
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,10 +489,8 @@ class Declaration:
             name = plugin.__qualname__ if isinstance(plugin, type) else type(plugin).__qualname__
             raise PluginContractError(f"`declares` of {name} is {found!r:.200}; write declares = {cls.__name__}(...).")
         if (found.contract_version or 0) > CONTRACT_VERSION:
-            raise PluginContractError(
-                f"It was written for version {found.contract_version} of the plugin contract, and this trl-grpo-ext "
-                f"has version {CONTRACT_VERSION}: upgrade trl-grpo-ext, or install a version of the plugin for that."
-            )
+            versions = f"{found.contract_version} of the plugin contract, and this trl-grpo-ext has {CONTRACT_VERSION}"
+            raise PluginContractError(f"It was written for version {versions}: upgrade trl-grpo-ext.")
         return found
 
     def shown(self) -> dict[str, Any]:
@@ -636,7 +626,7 @@ def split_teacher(name: str) -> tuple[str, str]:
 
 
 def implements(plugin: object, method: str) -> bool:
-    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
+    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above is none."""
     found = getattr(plugin, method, None)
     return callable(found) and getattr(found, "__module__", None) != __name__
 
@@ -648,10 +638,9 @@ def role_of(hook: Any, subject: str | None = None) -> str:
     """
     declared = HookDeclaration.of(hook)
     has = [method for method in HOOK_METHODS if implements(hook, method)]
-    role = declared.role
-    if role is None and len(has) == 1:
-        role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
-    own = {"shaper": ["on_rewards"], "forward": ["on_forward"]}.get(str(role), ["on_rollout", "on_forward"])
+    only = {"shaper": ["on_rewards"], "forward": ["on_forward"]}
+    role = declared.role or next((role for role, methods in only.items() if has == methods), None)
+    own = only.get(str(role), ["on_rollout", "on_forward"])
     listed = " and ".join(has) or "no hook method"
     if role is None:
         problem = (
@@ -659,9 +648,7 @@ def role_of(hook: Any, subject: str | None = None) -> str:
             'advantages from the rewards, or role="transform" if it changes the incoming ones'
         )
     elif ROLES[role] not in has or not {*has} <= {*own}:
-        problem = (
-            f"has the role {role!r}, which needs {ROLES[role]} and runs {' and '.join(own)} alone; it has {listed}"
-        )
+        problem = f"has the role {role!r}, which needs {ROLES[role]} and only runs {' and '.join(own)}; it has {listed}"
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
     else:

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: the recipes need {error.name}: pip install {error.name}") from error
 
-from trl_grpo_ext.plugins.metadata import installed_version
+from trl_grpo_ext.plugins.discovery import installed_version
 
 Metrics = Mapping[str, Any]
 PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft", "vllm")

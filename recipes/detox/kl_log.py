@@ -33,8 +33,7 @@ class KLMeter:
 
     def __init__(self, *, reference: str = "reference") -> None:
         self.reference = checked_text("kl_meter: reference", reference)
-        needs, teachers = needs_of(reference)
-        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers)
+        self.declares = HookDeclaration(role="transform", **needs_of(reference))
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

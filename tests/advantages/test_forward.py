@@ -82,40 +82,38 @@ class TestFutureKL:
         assert row == pytest.approx([1.2] * 900)
 
 
+NOW = padded([[0.9, 0.5, 0.05, 0.3]]).log()
+FORWARD = make_forward(NOW, -NOW, old_logps_B_T=padded([[0.6, 0.45, 0.01, 0.7]]).log())
+
+
 def test_divergence_mask_by_hand() -> None:
     # π - μ is 0.3, 0.05, 0.04 (of which the ratio is 5) and -0.4.
-    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
-    forward = make_forward(now, -now, old_logps_B_T=old)
-    assert after_forward(forward, [1.0], "divergence_mask") == [[0, 1, 1, 1]]
-    assert after_forward(forward, [-1.0], "divergence_mask") == [[-1, -1, -1, 0]]
-    assert after_forward(forward, [1.0], "divergence_mask", high=0.045) == [[0, 0, 1, 1]]
-    assert after_forward(forward, [-1.0], "divergence_mask", low=0.4001) == [[-1, -1, -1, -1]]
+    assert after_forward(FORWARD, [1.0], "divergence_mask") == [[0, 1, 1, 1]]
+    assert after_forward(FORWARD, [-1.0], "divergence_mask") == [[-1, -1, -1, 0]]
+    assert after_forward(FORWARD, [1.0], "divergence_mask", high=0.045) == [[0, 0, 1, 1]]
+    assert after_forward(FORWARD, [-1.0], "divergence_mask", low=0.4001) == [[-1, -1, -1, -1]]
     # On the first pass nothing has moved.
-    assert after_forward(make_forward(now, -now), [2.0], "divergence_mask") == [[2, 2, 2, 2]]
+    assert after_forward(make_forward(NOW, -NOW), [2.0], "divergence_mask") == [[2, 2, 2, 2]]
 
 
 def test_ratio_bounds_by_hand() -> None:
     # The ratios are 1.5, 1.111, 5 and 0.4286; their geometric mean is 3.5714 ** 0.25 = 1.3747.
-    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
-    forward = make_forward(now, -now, old_logps_B_T=old)
 
     def after(advantage: float, **parameters: Any) -> list[float]:
-        return after_forward(forward, [advantage], "ratio_bounds", **parameters)[0]
+        return after_forward(FORWARD, [advantage], "ratio_bounds", **parameters)[0]
 
     assert after(-1.0) == pytest.approx([-1, -1, -0.4, -1])
     assert after(2.0, mode="token_mask", low=0.5) == pytest.approx([2, 2, 0, 0])
     assert after(-1.0, mode="sequence_truncate", high=1.2) == pytest.approx([-1.2 / 3.5714285714**0.25] * 4)
     assert after(1.0, mode="sequence_mask", high=1.2) == [0, 0, 0, 0]
     assert after(1.0, mode="sequence_mask", high=1.4, low=0.99) == [1, 1, 1, 1]
-    assert after_forward(make_forward(now, -now), [2.0], "ratio_bounds") == [[2, 2, 2, 2]]
+    assert after_forward(make_forward(NOW, -NOW), [2.0], "ratio_bounds") == [[2, 2, 2, 2]]
 
 
 def test_divergence_mask_by_kl() -> None:
     # μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π)): .6 to .9: .31124; .45 to .5: .00501; .01 to .05: .02473; .7 to .3: .33892.
-    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
-    forward = make_forward(now, -now, old_logps_B_T=old)
 
-    def masked(advantage: float, **thresholds: float) -> Rows:
+    def masked(advantage: float, forward: Forward = FORWARD, **thresholds: float) -> Rows:
         return after_forward(forward, [advantage], "divergence_mask", divergence="kl", **thresholds)
 
     assert masked(1.0, high=0.05) == [[0, 1, 1, 1]]
@@ -126,4 +124,4 @@ def test_divergence_mask_by_kl() -> None:
     # A probability that is 1 in floating point, and one that was.
     for one, other in ((0.0, -30.0), (-30.0, 0.0)):
         forward = make_forward(padded([[one]]), padded([[0.0]]), old_logps_B_T=padded([[other]]))
-        assert masked(1.0 if one > other else -1.0, low=0.05, high=0.05) == [[0]]
+        assert masked(1.0 if one > other else -1.0, forward, low=0.05, high=0.05) == [[0]]

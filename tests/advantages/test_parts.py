@@ -1,5 +1,6 @@
-"""part_credit: by hand, against an independent computation over random parts, and what it equals where it must."""
+"""`part_credit` and `process_rewards`: by hand, against an independent computation, and what they equal."""
 
+import itertools
 import math
 import random
 import statistics
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.advantages.token_batches import hook
+from tests.advantages.token_batches import Rows, hook
 from tests.contexts import Ranks, cut, make_rollout
+from trl_grpo_ext.advantages.parts import after_silence, min_form
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.types import END, Part, Parts, Place, Rollout
 
 NAN = math.nan
@@ -36,12 +39,9 @@ def rollout_of(
     return make_rollout(lengths, **{**settings, "parts": parts, **overrides})
 
 
-def credit(rollout: Rollout, dtype: torch.dtype = torch.float64, **parameters: Any) -> torch.Tensor:
-    incoming = torch.full((len(rollout.texts),), 9.0, dtype=dtype)  # replaced, whatever it was
+def credit(rollout: Rollout, **parameters: Any) -> torch.Tensor:
+    incoming = torch.full((len(rollout.texts),), 9.0, dtype=torch.float64)  # replaced, whatever it was
     return flow.apply_hooks(incoming, [hook("part_credit", **parameters)], rollout)
-
-
-# ------------------------------------------------------------------------------------------------------- by hand
 
 
 def test_each_part_pays_the_tokens_that_wrote_it() -> None:
@@ -86,9 +86,7 @@ def test_reach_before_is_the_parts_to_come() -> None:
     assert credit(rollout, reach="before").tolist() == [[1.5, 1.5, 1, 1, 0], [-1.5, -1.5, -1, 0, 0]]
     outside = credit(rollout, reach="before", outside="sum")
     assert outside.tolist() == [[1.5, 1.5, 1, 1, 1.5], [-1.5, -1.5, -1, -1.5, 0]]
-
-
-def test_stopping_can_be_paid() -> None:
+    # Stopping can be paid.
     rows = [Parts({"stops": (1.0, END)}), Parts({"stops": (0.0, END)})]
     assert credit(rollout_of([3, 2], {"r": rows})).tolist() == [[0, 0, 0.5], [0, -0.5, 0]]
 
@@ -111,40 +109,31 @@ def test_plain_numbers_and_whole_parts_pay_all_tokens() -> None:
 
 
 def test_the_share_that_went_to_all_tokens_is_measured() -> None:
-    placed = rollout_of([2, 2], {"r": [Parts({"a": (1.0, (0, 1))}), Parts({"a": (0.0, (0, 1))})]})
     chain = HookChain([hook("part_credit")])
     assert chain.metrics() == {}
-    chain.on_rollout(torch.zeros(2), placed)
-    assert chain.metrics() == {"advantage/part_credit/to_all": 0.0, "advantage/part_credit/missing": 0.0}
-    missing = rollout_of([2, 2], {"r": [Parts({"a": (1.0, (0, 1))}), Parts({"a": (0.0, MISSING)})]})
-    chain.on_rollout(torch.zeros(2), missing)
-    assert chain.metrics() == {"advantage/part_credit/to_all": 1.0, "advantage/part_credit/missing": 0.5}
-
-
-# ------------------------------------------------------------------------------------------ what it equals
+    for place, shares in (((0, 1), (0.0, 0.0)), (MISSING, (1.0, 0.5))):
+        rows = [Parts({"a": (1.0, (0, 1))}), Parts({"a": (0.0, place)})]
+        chain.on_rollout(torch.zeros(2), rollout_of([2, 2], {"r": rows}))
+        names = ("advantage/part_credit/to_all", "advantage/part_credit/missing")
+        assert chain.metrics() == dict(zip(names, shares, strict=True))
 
 
 @pytest.mark.parametrize("normalise", [False, True])
 def test_one_part_of_the_whole_completion_is_the_plain_estimator(normalise: bool) -> None:
     draw = random.Random(1)
-    values = [draw.choice([0.0, 0.25, 1.0, NAN]) for _ in range(12)]
-    groups = [0] * 6 + [1] * 6
+    values = [draw.choice([0.0, 0.25, 1.0, None]) for _ in range(12)]
     lengths = [draw.randrange(1, 5) for _ in values]
-    parted = [None if value != value else Parts({"only": value}) for value in values]
-    plain = "normalised" if normalise else "centred"
-    for returned in (parted, [None if value != value else value for value in values]):
-        rollout = rollout_of(lengths, {"r": returned}, groups=groups)
-        expected = flow.apply_hooks(torch.zeros(12).double(), [hook(plain)], rollout)
+    parted = [None if value is None else Parts({"only": value}) for value in values]
+    for returned in (parted, values):
+        rollout = rollout_of(lengths, {"r": returned}, groups=[0] * 6 + [1] * 6)
+        plain = hook("normalised" if normalise else "centred")
+        expected = flow.apply_hooks(torch.zeros(12).double(), [plain], rollout)
         torch.testing.assert_close(credit(rollout, normalise=normalise), expected, rtol=0, atol=1e-12)
 
 
 def test_credit_and_completeness_sum_to_the_centred_score() -> None:
     rows = [Parts({"a": (s, (0, 1) if placed else MISSING)}, s) for s, placed in [(1, 1), (0, 1), (0, 0), (0.5, 0)]]
-    first = credit(rollout_of([1] * 4, {"r": rows})).squeeze(1)
-    torch.testing.assert_close(first, torch.tensor([0.625, -0.375, -0.375, 0.125]).double())
-
-
-# -------------------------------------------------------------------------- against an independent computation
+    assert credit(rollout_of([1] * 4, {"r": rows})).squeeze(1).tolist() == [0.625, -0.375, -0.375, 0.125]
 
 
 def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, Any]) -> list[list[float]]:
@@ -253,19 +242,19 @@ def drawn(draw: random.Random, lengths: list[int], names: str) -> list[Any]:
     return rows
 
 
-OPTIONS = [
-    {"normalise": normalise, "completeness": completeness, "outside": outside, "reach": reach, "baseline": baseline}
-    for normalise in (False, True)
-    for completeness in ("all", "structure", "none")
-    for outside in ("nothing", "sum", "value")
-    for reach in ("own", "before")
-    for baseline in ("group", "previous")
-]
+OPTIONS: dict[str, Any] = {
+    "normalise": (False, True),
+    "completeness": ("all", "structure", "none"),
+    "outside": ("nothing", "sum", "value"),
+    "reach": ("own", "before"),
+    "baseline": ("group", "previous"),
+}
 
 
 def test_against_the_definition_with_ranks_that_have_different_parts() -> None:
     draw = random.Random(7)
-    for options in OPTIONS:
+    for chosen in itertools.product(*OPTIONS.values()):
+        options = dict(zip(OPTIONS, chosen, strict=True))
         lengths = [draw.randrange(1, 7) for _ in range(12)]
         halves = drawn(draw, lengths[:6], "abcd"), drawn(draw, lengths[6:], "cdef")  # two ranks of one group and a half
         returned = {
@@ -291,3 +280,104 @@ def test_what_lacks_all_parts_is_one_failure() -> None:
         rollout = rollout_of([2] * 4, {"r": [there, there, there, cut]}, [1.0], groups=[0] * 4)
         paid = credit(rollout, normalise=True)
         assert paid[:, 1].tolist() == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-3)
+
+
+PLAIN = {"form": "sum", "baseline": "none"}
+
+
+def processed(rollout: Rollout, incoming: float = 9.0, **parameters: Any) -> Rows:
+    incoming_B = torch.full((len(rollout.texts),), incoming, dtype=torch.float64)
+    rows: Rows = flow.apply_hooks(incoming_B, [hook("process_rewards", **parameters)], rollout).tolist()
+    return rows
+
+
+def steps(*spans: tuple[int, int, float]) -> Parts:
+    """What a function returns for steps `(start, end, worth)`; its value is not used."""
+    return Parts([Part(f"step {n}", worth, places=(start, end)) for n, (start, end, worth) in enumerate(spans)], 0.0)
+
+
+def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:
+    """Every step is one token of one character; the reward is the steps' sum."""
+    parts = [steps(*((i, i + 1, value) for i, value in enumerate(row))) for row in rows]
+    return make_rollout([len(row) for row in rows], [sum(row) for row in rows], parts={"r": parts}, **overrides)
+
+
+def test_process_rewards_in_the_minimum_form_by_hand() -> None:
+    # exp(-.8), exp(.4), exp(-.6) are .44933, 1.49182, .54881 and sum to 2.48996: weights .18046, .59914, .22041.
+    assert min_form([0.8, -0.4, 0.6], 1.0) == pytest.approx([0.14436, -0.23965, 0.13225], abs=1e-5)
+    rollout = stepped([[0.8, -0.4, 0.6]])
+    to_go = [0.14436 - 0.23965 + 0.13225, -0.23965 + 0.13225, 0.13225]
+    assert processed(rollout, baseline="none", temperature=1.0) == [pytest.approx(to_go, abs=2e-5)]
+    # At 0.1, the default, exp(-12) and exp(-10) beside 1: what comes before the worst step is worth about its reward.
+    assert processed(rollout, baseline="none") == [pytest.approx([-0.4, -0.4, 0.0], abs=1e-4)]
+
+
+@pytest.mark.parametrize(("gamma", "expected"), [(1, [1.0, 0.2, 0.6]), (0.5, [0.75, -0.1, 0.6]), (0, [0.8, -0.4, 0.6])])
+def test_process_rewards_as_a_sum_by_hand(gamma: float, expected: list[float]) -> None:
+    # With γ = 1/2 .8 - .4/2 + .6/4, -.4 + .6/2, .6
+    assert processed(stepped([[0.8, -0.4, 0.6]]), **PLAIN, gamma=gamma) == [pytest.approx(expected)]
+
+
+def test_process_rewards_against_the_groups_mean_return() -> None:
+    # Returns at the first token 3 and 1 (mean 2), and 10 alone in its group; the unscored is in nobody's.
+    rollout = stepped([[1, 2], [1], [10], []], groups=[0, 0, 1, 1])
+    rollout.rewards_B_K[3] = NAN
+    assert processed(rollout, form="sum", coefficient=-2.0) == [[-2, 0], [2, 0], [0, 0], [0, 0]]
+    added = processed(rollout, form="sum", mode="add", incoming=0.5)
+    assert added == [[1.5, 0.5], [-0.5, 0], [0.5, 0], [0, 0]]
+
+
+def test_process_rewards_credit_steps_up_to_their_ends() -> None:
+    # Tokens of two characters. Steps end at 2 (first token), at 5 (inside the third), and nothing comes after.
+    rollout = make_rollout(
+        [5],
+        [7.0],
+        texts=["abcdefghij"],
+        offsets=lambda row: [(2 * i, 2 * i + 2) for i in range(5)],
+        parts={"r": [steps((3, 5, 2.0), (0, 2, 1.0))]},  # in any order
+    )
+    assert processed(rollout, **PLAIN) == [[3, 2, 2, 0, 0]]
+    # With a baseline, too: of one completion, its own return, which only the steps' tokens are held against.
+    assert processed(rollout, form="sum") == [[0, -1, -1, 0, 0]]
+    # The end of the sequence belongs to the step that it follows.
+    texts: dict[str, Any] = {"texts": ["ab"], "completions": ["ab"]}
+    parts = {"r": [steps((0, 1, 1.0), (1, 2, 2.0))]}
+    rollout = make_rollout([4], [1.0], **texts, offsets=lambda row: [(0, 1), (1, 1), (1, 2), (2, 2)], parts=parts)
+    assert processed(rollout, **PLAIN) == [[3, 3, 2, 2]]
+    assert processed(make_rollout([1], [5.0], texts=[""], offsets=lambda row: [(0, 0)]), **PLAIN) == [[5]]
+
+
+def test_process_rewards_take_a_score_without_parts_for_one_step() -> None:
+    # A plain number in a batch with parts, in one without, and a part that has no place.
+    nowhere = Parts({"a": (1.0, None)}, 2.0)
+    mixed = make_rollout([2, 2, 2], [4.0, 1.0, 2.0], parts={"r": [4.0, steps((0, 1, 1.0)), nowhere]})
+    assert processed(mixed, **PLAIN) == [[4, 4], [1, 0], [1, 1]]
+    weighted = make_rollout([2], [4.0], parts={"r": [Parts([Part("a", 2.0, 0.25, (0, 1)), Part("b", None)])]})
+    assert processed(weighted, **PLAIN) == [[0.5, 0]]
+    assert processed(make_rollout([2, 1], [4.0, 1.0]), **PLAIN) == [[4, 4], [1, 0]]
+
+
+def test_after_silence() -> None:
+    offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
+    assert after_silence(offsets, [2, 4, 5, 6, 7]) == [2, 3, 4, 6, 6]
+
+
+def test_process_rewards_of_the_function_that_points_or_the_one_named_on_all_ranks() -> None:
+    def several(*names: str) -> Rollout:
+        return make_rollout(
+            [2, 2],
+            parts={name: [steps((0, 1, 1.0), (1, 2, 2.0)), None] for name in names},
+            reward_names=("a", "b"),
+            reward_weights_K=torch.tensor([5.0, 7.0]),
+            rewards_B_K=torch.tensor([[10.0, 3.0], [20.0, NAN]], dtype=torch.float64),
+        )
+
+    assert processed(several("b"), **PLAIN) == [[3, 2], [0, 0]]
+    assert processed(several("a", "b"), **PLAIN, reward="b") == [[3, 2], [0, 0]]
+    assert processed(several("b"), **PLAIN, reward="a") == [[10, 10], [20, 20]]
+    for rollout, reward in ((several("a", "b"), None), (several(), None), (several("a"), "c")):
+        with pytest.raises(ConfigurationError, match=f"reward must be 'a' or 'b', got {reward!r}"):
+            processed(rollout, reward=reward)
+    assert Ranks(cut(several("b"), [1, 1])).run(lambda r: processed(r, **PLAIN)) == [[[3, 2]], [[0, 0]]]
+    with pytest.raises(PluginOutputError, match=r"'process_rewards'.* row 1"):
+        processed(make_rollout([2, 2], parts={"r": [0.0, steps((0, 3, 1.0))]}))

@@ -49,6 +49,30 @@ class TestKLInReward:
         (row,) = after_rollout(rollout, [1.0], "kl_in_reward", coefficient=0.1, gamma=0.5)
         assert row == pytest.approx([0.5 - 0.1 * (1 + 0.5 * 2), 0, 0, 1 - 0.1 * 2])
 
+    def test_as_a_shaper_it_acts_before_the_group_is_compared(self) -> None:
+        # Rewards 1 and 1, penalties of .1·1 and .1·3: what counts is .1 apart from the mean .8.
+        logps, refs = padded([[-1.0, -1.0]] * 2), padded([[-1.5, -1.5], [-2.5, -2.5]])
+        rollout = make_rollout([2, 2], [1.0, 1.0], old_logps_B_T=logps, ref_logps_B_T=refs)
+        chain = HookChain([hook("centred"), hook("kl_in_reward", form="completion", coefficient=0.1)])
+        shaped = chain.on_rewards(rollout)
+        assert shaped.rewards_B.tolist() == pytest.approx([0.9, 0.7])
+        assert shaped.raw_rewards_B.tolist() == [1, 1]
+        result, _ = chain.on_rollout(torch.zeros(2, dtype=torch.float64), shaped)
+        assert result[:, 0].tolist() == pytest.approx([0.1, -0.1])
+
+    @pytest.mark.parametrize(
+        ("form", "role", "has", "lacks"),
+        [
+            ("completion", "shaper", "on_rewards", "on_rollout"),
+            ("return_to_go", "transform", "on_rollout", "on_rewards"),
+        ],
+    )
+    def test_it_has_the_method_of_its_role_and_no_other(self, form: str, role: str, has: str, lacks: str) -> None:
+        one = pickle.loads(pickle.dumps(copy.deepcopy(hook("kl_in_reward", form=form))))
+        assert role_of(one) == role
+        assert hasattr(one, has)
+        assert not hasattr(one, lacks)
+
 
 class TestAdaptiveCoefficient:
     PARAMETERS: dict[str, Any] = {"coefficient": 0.1, "target": 0.5, "horizon": 10}  # noqa: RUF012
@@ -86,44 +110,16 @@ class TestAdaptiveCoefficient:
         assert second[0].tolist() == pytest.approx([(1 - 0.2 / 3) * x for x in (0.06, 0.11, 0.1)])
 
     def test_a_checkpoint_takes_it_up_again(self) -> None:
-        adaptive = hook("kl_in_reward", **self.PARAMETERS)
+        adaptive, resumed = (hook("kl_in_reward", **self.PARAMETERS) for _ in range(2))
         self.after(adaptive, self.rollout())
-        state = json.loads(json.dumps(adaptive.state_dict()))
-        resumed = hook("kl_in_reward", **self.PARAMETERS)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(json.loads(json.dumps(adaptive.state_dict())))
         assert self.after(resumed, self.rollout()) == self.after(adaptive, self.rollout()) != 0.1
 
     @pytest.mark.parametrize("sizes", [[1, 2], [1, 1, 1]])
     def test_all_ranks_agree_on_it(self, sizes: list[int]) -> None:
-        ranks = Ranks(cut(self.rollout(), sizes))
-        found = ranks.run(lambda part: self.after(hook("kl_in_reward", **{**self.PARAMETERS, "target": 0.7}), part))
+        parameters = {**self.PARAMETERS, "target": 0.7}
+        found = Ranks(cut(self.rollout(), sizes)).run(lambda part: self.after(hook("kl_in_reward", **parameters), part))
         assert found == pytest.approx([0.1 * (1 + (0.75 / 0.7 - 1) * 0.3)] * len(sizes))
-
-
-class TestKLOfTheCompletion:
-    """`form: completion`, a shaper: what it adds to the rewards."""
-
-    def test_it_acts_before_the_group_is_compared(self) -> None:
-        # Rewards 1 and 1, penalties of .1·1 and .1·3: what counts is .1 apart from the mean .8.
-        logps = padded([[-1.0, -1.0], [-1.0, -1.0]])
-        refs = padded([[-1.5, -1.5], [-2.5, -2.5]])
-        rollout = make_rollout([2, 2], [1.0, 1.0], old_logps_B_T=logps, ref_logps_B_T=refs)
-        chain = HookChain([hook("centred"), hook("kl_in_reward", form="completion", coefficient=0.1)])
-        shaped = chain.on_rewards(rollout)
-        assert shaped.rewards_B.tolist() == pytest.approx([0.9, 0.7])
-        assert shaped.raw_rewards_B.tolist() == [1, 1]
-        result, _ = chain.on_rollout(torch.zeros(2, dtype=torch.float64), shaped)
-        assert result[:, 0].tolist() == pytest.approx([0.1, -0.1])
-
-    def test_it_has_the_method_of_its_role_and_no_other(self) -> None:
-        for form, role, has, lacks in (
-            ("completion", "shaper", "on_rewards", "on_rollout"),
-            ("return_to_go", "transform", "on_rollout", "on_rewards"),
-        ):
-            one = pickle.loads(pickle.dumps(copy.deepcopy(hook("kl_in_reward", form=form))))
-            assert role_of(one) == role
-            assert hasattr(one, has)
-            assert not hasattr(one, lacks)
 
 
 def test_teacher_log_ratio_by_hand() -> None:
@@ -147,13 +143,5 @@ def test_a_teacher_with_another_prompt_by_hand() -> None:
     assert row == pytest.approx([0.9, 1 + 0.5 * (math.exp(0.1) - 1), 1.1])
     (row,) = after_rollout(rollout, [-2.0], "rlsd", **weighed)
     assert row == pytest.approx([-2.2, -2 * (1 + 0.5 * (math.exp(-0.1) - 1)), -1.8])
-    (row,) = after_rollout(rollout, [0.0], "self_distilled", **weighed)
-    assert row == [0.0, 0.0, 0.0]
     with pytest.raises(ConfigurationError, match=r"'policy'.*prompt"):
         hook("teacher_log_ratio", teacher="policy")
-
-
-def test_it_asks_for_what_it_reads_and_for_no_more() -> None:
-    reference, other = (hook("teacher_log_ratio", teacher=name) for name in ("reference", "org/teacher"))
-    assert (set(reference.declares.needs), reference.declares.teachers) == ({"old_logps", "ref_logps"}, ())
-    assert (set(other.declares.needs), other.declares.teachers) == ({"old_logps"}, ("org/teacher",))

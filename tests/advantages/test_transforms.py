@@ -1,58 +1,56 @@
-"""The transforms: by hand, against loops, on several ranks, and at their edges."""
+"""The transforms and `reward_schedule`: by hand, what rounding does, what is refused, and a resumed training."""
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.advantages.token_batches import after_rollout, hook
 from tests.contexts import make_rollout, padded
+from tests.support import length_reward, train
+from trl_grpo_ext.advantages.transforms import RewardSchedule
 from trl_grpo_ext.credit import flow
+from trl_grpo_ext.errors import ConfigurationError
 
 
-def test_sign_scaling_of_tokens_by_hand() -> None:
-    rollout = make_rollout([3, 2], width=3)
+@pytest.mark.parametrize(
+    ("name", "parameters", "expected"),
+    [
+        ("sign_scaling", {"positive": 0.5, "negative": 2.0}, [[0.5, -4, 0], [-1, 2, 0]]),
+        ("clip_advantages", {"low": -1.0, "high": 3.0}, [[1, -1, 0], [-0.5, 3, 0]]),
+    ],
+)
+def test_sizes_by_hand(name: str, parameters: dict[str, float], expected: list[list[float]]) -> None:
     incoming = padded([[1.0, -2.0, 0.0], [-0.5, 4.0]], width=3)
-    hooks = [hook("sign_scaling", positive=0.5, negative=2.0)]
-    expected = [[0.5, -4, 0], [-1, 2, 0]]
-    assert flow.apply_hooks(incoming, hooks, rollout).tolist() == expected
+    result = flow.apply_hooks(incoming, [hook(name, **parameters)], make_rollout([3, 2], width=3))
+    assert result.tolist() == expected
 
 
-def punished(text: str, ngram: int) -> str:
-    """The letters that get the penalty, dots for the others."""
-    ids = torch.tensor([[ord(letter) for letter in text]])
-    rollout = make_rollout([len(text)], completion_ids_B_T=ids)
+@pytest.mark.parametrize(
+    ("text", "ngram", "expected"),
+    [
+        ("abcxabcy", 3, "....abc."),  # the first occurrence is not punished
+        ("abcabcabc", 3, "...abcabc"),  # bca, cab too
+        ("aaaa", 3, ".aaa"),  # occurrences may overlap
+        ("abxab", 2, "...ab"),  # at the very end
+        ("ab", 3, ".."),  # shorter than an n-gram
+    ],
+)
+def test_repetition_penalty_by_hand(text: str, ngram: int, expected: str) -> None:
+    rollout = make_rollout([len(text)], completion_ids_B_T=torch.tensor([[ord(letter) for letter in text]]))
     (row,) = after_rollout(rollout, [1.0], "repetition_penalty", ngram=ngram, penalty=0.25)
-    assert set(row) <= {1.0, 0.75}
-    return "".join(letter if value == 0.75 else "." for letter, value in zip(text, row, strict=True))
+    assert row == [1.0 if letter == "." else 0.75 for letter in expected]
 
 
-class TestRepetition:
-    @pytest.mark.parametrize(
-        ("text", "ngram", "expected"),
-        [
-            ("abcxabcy", 3, "....abc."),  # the first occurrence is not punished
-            ("abcxabcy", 2, "....abc."),  # ab and bc
-            ("abcabcabc", 3, "...abcabc"),  # bca, cab too
-            ("aaaa", 3, ".aaa"),  # occurrences may overlap
-            ("abab", 1, "..ab"),
-            ("abxab", 2, "...ab"),  # at the very end
-            ("ab", 3, ".."),  # shorter than an n-gram
-        ],
-    )
-    def test_by_hand(self, text: str, ngram: int, expected: str) -> None:
-        assert punished(text, ngram) == expected
-
-    def test_large_vocabularies_and_long_batches_do_not_collide(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, 260_000, (16, 4000), generator=generator)
-        ids[3, 3000:3040] = ids[3, 100:140]
-        result = flow.apply_hooks(
-            torch.ones(16), [hook("repetition_penalty")], make_rollout([4000] * 16, completion_ids_B_T=ids)
-        )
-        changed = (result != 1).nonzero().tolist()
-        assert changed == [[3, place] for place in range(3000, 3040)]
+def test_repetition_penalty_of_large_vocabularies_does_not_collide() -> None:
+    ids = torch.randint(0, 260_000, (16, 4000), generator=torch.Generator().manual_seed(0))
+    ids[3, 3000:3040] = ids[3, 100:140]
+    rollout = make_rollout([4000] * 16, completion_ids_B_T=ids)
+    result = flow.apply_hooks(torch.ones(16), [hook("repetition_penalty")], rollout)
+    assert (result != 1).nonzero().tolist() == [[3, place] for place in range(3000, 3040)]
 
 
 def test_truncation_masking_by_hand() -> None:
@@ -62,24 +60,20 @@ def test_truncation_masking_by_hand() -> None:
         assert rows == [*truncated, [1, 1], [-1, -1]]
 
 
-# ---------------------------------------------------------------------------------------------- whiten
-
-
 def test_sequence_rejection_by_hand() -> None:
     # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
     old = padded([[-1.0, -1.0, -1.0]] * 3)
     apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
     mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
     rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
-
-    def kept(low: float, high: float) -> list[bool]:
+    for low, high, kept in (
+        (math.exp(-0.21), math.exp(0.11), [True, True, True]),
+        (math.exp(-0.19), math.exp(0.11), [True, False, True]),
+        (0.0, math.exp(0.09), [False, True, True]),
+        (0.999, 1.001, [False, False, True]),
+    ):
         rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
-        return [any(row) for row in rows]
-
-    assert kept(math.exp(-0.21), math.exp(0.11)) == [True, True, True]
-    assert kept(math.exp(-0.19), math.exp(0.11)) == [True, False, True]
-    assert kept(0.0, math.exp(0.09)) == [False, True, True]
-    assert kept(0.999, 1.001) == [False, False, True]
+        assert [any(row) for row in rows] == kept
 
 
 class TestWhiten:
@@ -90,6 +84,9 @@ class TestWhiten:
         assert [row[0] for row in rows] == pytest.approx([0, -(0.5**0.5), -(0.5**0.5), 2**0.5])
         rows = after_rollout(make_rollout([3, 1], [1.0, 0.0]), [4.0, 0.0], "whiten", over="tokens")
         assert rows == [pytest.approx([0.5] * 3), pytest.approx([-1.5, 0, 0])]
+        # Without any reward, as with a teacher alone, what came in is whitened all the same.
+        rows = after_rollout(make_rollout([1] * 3, [math.nan] * 3), [1.0, 3.0, 0.0], "whiten")
+        assert [row[0] for row in rows] == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0])
 
     @pytest.mark.parametrize("over", ["completions", "tokens"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -101,48 +98,69 @@ class TestWhiten:
         assert not result.any()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_whiten_takes_rounding_for_zero(self, dtype: torch.dtype) -> None:
+    def test_rounding_is_taken_for_zero(self, dtype: torch.dtype) -> None:
         rewards = [0.1, 0.7, 0.3, 0.2, 0.9, 0.4, *[0.3] * 3]
         rollout = make_rollout([1] * 9, rewards, [0] * 3 + [1] * 3 + [2] * 3)
         rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
-        hooks = [hook("normalised"), hook("whiten")]
-        result = flow.apply_hooks(torch.zeros(9, dtype=dtype), hooks, rollout)
+        result = flow.apply_hooks(torch.zeros(9, dtype=dtype), [hook("normalised"), hook("whiten")], rollout)
         assert not result[6:].any()
         assert result[:6].all()
 
-    def test_whiten_counts_unscored_completions_with_credit(self) -> None:
-        # Without any reward, as with a teacher alone, what came in is whitened all the same.
-        rollout = make_rollout([1] * 3, [math.nan] * 3)
-        rows = after_rollout(rollout, [1.0, 3.0, 0.0], "whiten")
-        assert [row[0] for row in rows] == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0])
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ("successes", [1, 0, 1, 1, 0, 0, 0, 1]),
+        ("failures", [0, 1, 0, 0, 1, 1, 0, 0]),
+        ("mixed_groups", [1, 1, 0, 0, 0, 0, 1, 0]),
+    ],
+)
+def test_outcome_filter_by_hand_and_by_raw_rewards(keep: str, kept: list[int]) -> None:
+    raw, shaped = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, math.nan, 1.0], [0.2, 0.9] * 4
+    rollout = make_rollout([1] * 8, shaped, [0, 0, 1, 1, 2, 2, 0, 3], raw_rewards_B=torch.tensor(raw))
+    assert after_rollout(rollout, [1.0] * 8, "outcome_filter", keep=keep) == [[one] for one in kept]
 
 
-# ---------------------------------------------------------------------------------------------- clip and filter
-
-
-def test_clipping_bounds_each_token() -> None:
-    incoming = padded([[-3.0, 0.0, 1.0], [9.0, -0.5]], width=3)
-    hooks = [hook("clip_advantages", low=-1.0, high=2.0)]
-    result = flow.apply_hooks(incoming, hooks, make_rollout([3, 2], width=3))
-    assert result.tolist() == [[-1, 0, 1], [2, -0.5, 0]]
-
-
-class TestOutcomeFilter:
-    REWARDS = (1.0, 0.0, 1.0, 1.0, 0.0, 0.0, math.nan, 1.0)
-    GROUPS = (0, 0, 1, 1, 2, 2, 0, 3)
+class TestRewardSchedule:
+    POINTS = {"form": [[10, 1.0], [20, 3.0], [40, 0.0]]}  # noqa: RUF012
 
     @pytest.mark.parametrize(
-        ("keep", "kept"),
-        [
-            ("successes", [1, 0, 1, 1, 0, 0, 0, 1]),
-            ("failures", [0, 1, 0, 0, 1, 1, 0, 0]),
-            ("mixed_groups", [1, 1, 0, 0, 0, 0, 1, 0]),
-        ],
+        ("form", "weights"), [("linear", [1, 1, 2, 3, 1.5, 0, 0]), ("step", [1, 1, 1, 3, 3, 0, 0])]
     )
-    def test_by_hand(self, keep: str, kept: list[int]) -> None:
-        rollout = make_rollout([1] * 8, list(self.REWARDS), list(self.GROUPS))
-        assert after_rollout(rollout, [1.0] * 8, "outcome_filter", keep=keep) == [[one] for one in kept]
+    def test_weights_by_hand(self, form: str, weights: list[float]) -> None:
+        schedule = RewardSchedule(weights=self.POINTS, form=form)
+        assert [schedule.weight("form", step) for step in (0, 10, 15, 20, 30, 40, 1000)] == weights
 
-    def test_outcome_filter_reads_raw_rewards(self) -> None:
-        rollout = make_rollout([1, 1], [0.2, 0.9], raw_rewards_B=torch.tensor([1.0, 0.0]))
-        assert after_rollout(rollout, [1.0, 1.0], "outcome_filter", keep="successes") == [[1], [0]]
+    def test_rewards_by_hand(self) -> None:
+        rollout = make_rollout(
+            [1, 1, 1],
+            (3.0, 0.0, math.nan),
+            step=15,
+            rewards_B_K=torch.tensor([[1.0, 4.0], [0.0, math.nan], [math.nan, math.nan]], dtype=torch.float64),
+            reward_names=("right", "form"),
+            reward_weights_K=torch.tensor([1.0, 0.5], dtype=torch.float64),
+        )
+        schedule = RewardSchedule(weights={**self.POINTS, "right": [[0, 2.0]]})
+        added_B = flow.run_shaper(schedule, rollout)  # form 2 and not 0.5, right 2 and not 1
+        assert added_B.tolist() == [4.0 * 1.5 + 1.0, 0.0, 0.0]
+        with pytest.raises(ConfigurationError, match="'from'"):
+            RewardSchedule(weights={"from": [[0, 1.0]]}).on_rewards(rollout)
+
+    @pytest.mark.parametrize("points", [[], 1.0, "01", [1.0], [[0]], [[-1, 1.0]], [[True, 1.0]], [[5, 1.0], [5, 2.0]]])
+    def test_points_that_are_none_are_refused(self, points: Any) -> None:
+        for weights in ({"a": points}, {}, None, {"a": [[0, math.nan]]}):
+            with pytest.raises(ConfigurationError):
+                RewardSchedule(weights=weights)
+
+    def test_training_resumes_to_the_bit_and_weighs_as_scheduled(self, tiny_model: Path, tmp_path: Path) -> None:
+        schedule = {"name": "reward_schedule", "weights": {"length_reward": [[0, 1.0], [4, -1.0]]}}
+        settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+        settings |= {"advantage_hooks": [schedule], "reward_funcs": [length_reward]}
+        whole = train(tiny_model, tmp_path, **settings)
+        for log, weight in zip((log for log in whole.logs if "reward" in log), (1.0, 0.5, 0.0, -0.5), strict=True):
+            mean = log["rewards/length_reward/mean"]
+            assert log["reward"] == pytest.approx(weight * mean, abs=1e-6)
+            assert log["rewards/reward_schedule/mean"] == pytest.approx((weight - 1.0) * mean, abs=1e-6)
+        for step in (1, 3):
+            resumed = train(tiny_model, tmp_path / str(step), **settings, resume=str(tmp_path / f"checkpoint-{step}"))
+            assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())

@@ -125,11 +125,10 @@ def test_without_turn_rewards_every_turn_has_the_outcomes_advantage() -> None:
     outcomes = [1.0, 0.0, 0.25, 0.5]
     rollout = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1], [1, 0, 1, 0, 1]], [None] * 4, outcomes)
     expected = (torch.tensor(outcomes).double() - 0.4375) / (torch.tensor(outcomes).double().std() + 1e-4)
-    for row, values in enumerate(advantages(TurnRewards(form="turn_plus_outcome"), rollout)):
-        assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)
-    same = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1]], [None] * 4, outcomes)
-    for row, values in enumerate(advantages(TurnRewards(), same)):  # all have the same number of turns
-        assert values == pytest.approx([expected[row].item()] * 2, abs=1e-12)
+    same = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1]], [None] * 4, outcomes)  # two turns each
+    for hook, batch in ((TurnRewards(form="turn_plus_outcome"), rollout), (TurnRewards(), same)):
+        for row, values in enumerate(advantages(hook, batch)):
+            assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)
 
 
 def test_what_shapers_gave_to_tokens_belongs_to_their_turns() -> None:
@@ -156,7 +155,7 @@ def test_parts_in_turns_count_for_their_turns() -> None:
     assert rewards_of_turns(parted).turns_B_M.tolist() == [[0.5, 3.0], [2.0, 0.0]]
     assert rewards_of_turns(parted).outcome_B.tolist() == [0.0, 0.0]
     late = with_parts(rollout, {"by_turn": [first, Parts({"a": (1.0, Place(turn=2))})]})
-    with pytest.raises(AlignmentError, match="'by_turn' has a part in turn 2 of the completion at row 1, which has 2"):
+    with pytest.raises(AlignmentError, match=r"'by_turn' has a part in turn 2 .* row 1"):
         rewards_of_turns(late)
 
 
@@ -183,7 +182,7 @@ def test_tool_errors_by_hand() -> None:
 
     rollout = rollout_of([[1, 0, 1]], [None], [1.0])
     silent = [replace(turn, calls=()) for turn in turns_between((1, 0, 1), "aba")]
-    with pytest.raises(AlignmentError, match="row 0 has 2 turns and 0 assistant messages"):
+    with pytest.raises(AlignmentError, match="row 0"):
         ToolErrors().on_rollout(rollout.mask_B_T, replace(rollout, turns=lambda row: silent))
 
 
@@ -206,9 +205,9 @@ def test_masked_turns_by_hand(parameters: dict[str, Any], kept: tuple[list[int],
 def test_a_column_of_states_must_fit() -> None:
     rollout = rollout_of([[1, 0, 1], [1]], [None] * 2, [1.0, 0.0])
     hook = GiGPO(states="s")
-    with pytest.raises(ConfigurationError, match=r"there is no column 's'; there are: none"):
+    with pytest.raises(ConfigurationError, match="got 's'"):
         hook.on_rollout(rollout.mask_B_T, rollout)
     for states in (["a"], "ab", None):
         columns = {"s": [states, ["a"]]}
-        with pytest.raises(ConfigurationError, match="must have a list of 2 states at row 0"):
+        with pytest.raises(ConfigurationError, match="2 states at row 0"):
             hook.on_rollout(rollout.mask_B_T, replace(rollout, columns=columns))

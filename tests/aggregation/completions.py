@@ -71,8 +71,6 @@ def loss_and_gradient(selection: Any, batch: Batch, width: int | None = None) ->
     return loss.item(), gradient_B_T
 
 
-LOSSES = [[1.0, 3.0], [2.0, 2.0, 0.0, 4.0], [6.0]]
-
 BATCH = [
     completion([1, 3], ids="AB", advantage=1.0, rewards=(1.0, 0.0)),
     completion([2, 2, 0, 4], ids="ACDE", advantage=-2.0, rewards=(0.0, 0.0)),

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.aggregation.completions import (
-    BATCH,
-    LOSSES,
-    completion,
-    in_groups,
-    loss_and_gradient,
-    rollout_of,
-    weights_of,
-)
+from tests.aggregation.completions import BATCH, completion, in_groups, loss_and_gradient, rollout_of, weights_of
 from tests.contexts import mask_of, padded
 from trl_grpo_ext import available, load_loss_aggregation
 from trl_grpo_ext.credit import flow
@@ -63,12 +55,7 @@ def test_groups_apart(selection: Any, groups: list[int], expected: float) -> Non
     assert loss_and_gradient(selection, in_groups(groups))[0] == pytest.approx(expected, abs=5e-6)
 
 
-NO_LIVE_TOKEN = [
-    replace(BATCH[0], live=[False, False]),
-    completion([]),
-    completion([], group=1),
-    completion([], group=1),
-]
+NO_LIVE_TOKEN = [replace(BATCH[0], live=[False, False]), *(completion([], group=group) for group in (0, 1, 1))]
 
 
 @pytest.mark.parametrize("name", [info.name for info in available("loss_aggregation") if info.builtin])
@@ -81,8 +68,6 @@ def test_no_live_token_and_losses_of_zero_give_no_nan(name: str) -> None:
     assert math.isfinite(loss)
     assert bool(torch.isfinite(gradient).all())
 
-
-# ---------------------------------------------------------------------------------------------- refused
 
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "constant_length": {"length": (0, 2.5, True)},
@@ -106,17 +91,13 @@ def test_token_mean_step_over_several_steps() -> None:
     # Steps {1, 2} and {3} are means of their own, 12/6 and 6/1; token_mean gives 2 · 12/7 and 2 · 6/7.
     totals = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8, optimizer_steps=2.0)
     aggregation = load_loss_aggregation("token_mean_step")
-    for rows, expected in ((LOSSES[:2], 12 / 6), (LOSSES[2:], 6.0)):
+    for batch, expected in ((BATCH[:2], 12 / 6), (BATCH[2:], 6.0)):
+        rows = [row.losses for row in batch]
         step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
         loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
         assert float(loss) == pytest.approx(expected)
-
-
-def test_token_mean_step_needs_the_totals_of_a_step() -> None:
-    aggregation = load_loss_aggregation("token_mean_step")
     assert aggregation.declares.needs == ("step_totals",)  # by which the trainer knows
-    totals = Totals(tokens=1, sequences=1, prompts=1, max_completion_length=8)
-    with pytest.raises(ConfigurationError, match=r"token_mean_step: totals\.step"):
+    with pytest.raises(ConfigurationError, match=r"totals\.step"):
         flow.reduced_loss(aggregation, padded([[1.0]]), mask_of([1]), totals)
 
 
@@ -146,9 +127,8 @@ def test_prefix_share_of_ABC_ABD_AEF() -> None:
 
 def test_prefix_share_beside_a_tools_tokens() -> None:
     # The tool's answer X or Y parts the first two at their second token; the third wrote X itself.
-    batch = [completion([0, 0, 0], ids="AXB"), completion([0, 0, 0], ids="AYB"), completion([0, 0, 0], ids="AXB")]
-    batch[0] = replace(batch[0], live=[True, False, True])
-    batch[1] = replace(batch[1], live=[True, False, True])
+    batch = [completion([0, 0, 0], ids=ids) for ids in ("AXB", "AYB", "AXB")]
+    batch[:2] = [replace(row, live=[True, False, True]) for row in batch[:2]]
     expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
 

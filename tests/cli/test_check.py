@@ -135,7 +135,6 @@ def test_all_of_a_distribution(folder: Path) -> None:
     done = check(folder, "--distribution", "ch_raises", "--json")
     (report,) = json.loads(done.out)
     assert (done.status, report["subject"], report["ok"]) == (2, "raises", False)
-    assert "RuntimeError: not today" in report["error"]
 
 
 def test_what_to_check_must_be_said_once() -> None:
@@ -147,7 +146,6 @@ def test_what_to_check_must_be_said_once() -> None:
 
 def test_a_name_of_two_kinds_is_checked_as_both_unless_a_kind_is_given() -> None:
     both = json.loads(invoke("check", "dr_grpo", "--json").out)
-    assert [report["kind"] for report in both] == ["advantage_hook", "loss_aggregation"]
-    assert all(report["ok"] for report in both)
+    assert [(report["kind"], report["ok"]) for report in both] == [("advantage_hook", True), ("loss_aggregation", True)]
     one = json.loads(invoke("check", "dr_grpo", "--kind", "aggregation", "--json").out)
     assert [report["kind"] for report in one] == ["loss_aggregation"]

@@ -99,9 +99,9 @@ def test_list_as_text(folder: Path) -> None:
 
 def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> None:
     env = {"PYTHONPATH": str(folder), "TRL_GRPO_EXT_PLUGINS": "st-a"}
-    done = invoke("list", "hooks", "--json", env=env)
-    states = {entry["distribution"]: entry["state"] for entry in json.loads(done.out) if entry["name"] == "twin"}
-    assert states == {"st-a": "ready", "st-b": "blocked"}
+    hooks = json.loads(invoke("list", "hooks", "--json", env=env).out)
+    twins = {entry["distribution"]: entry["state"] for entry in hooks if entry["name"] == "twin"}
+    assert twins == {"st-a": "ready", "st-b": "blocked"}
 
 
 def test_list_refuses_unknown_kind_and_distribution() -> None:

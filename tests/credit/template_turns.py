@@ -17,6 +17,7 @@ from trl.chat_template_utils import add_response_schema
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>"]
+LLAMA = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
 MISTRAL = (
     "<s>{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
     "{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]{% elif m.role == 'tool' %}"
@@ -81,13 +82,7 @@ TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 FAMILIES = {
     "qwen2_5": Family("qwen2_5.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS[:2]),
     "qwen3": Family("qwen3.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS),
-    "llama3_1": Family(
-        "llama3_1.jinja",
-        "<|eot_id|>",
-        ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"],
-        llama_calls,
-        parallel=False,
-    ),
+    "llama3_1": Family("llama3_1.jinja", "<|eot_id|>", LLAMA, llama_calls, parallel=False),
     "mistral": Family(
         MISTRAL,
         "</s>",

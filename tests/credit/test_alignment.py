@@ -1,21 +1,19 @@
 """Tokens and the characters they wrote: by hand, against byte counts, and for any tokens of any known decoder."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.trained_tokenizers import BUILDERS, CORPUS, SPECIAL, trained
 from trl_grpo_ext.credit.alignment import check_alignment, token_offsets
 from trl_grpo_ext.errors import AlignmentError
 
-EMBEDDED = Path(__file__).parents[2] / "recipes" / "embedded" / "model"
 TEXTS = [
     *CORPUS[:3],
     "",
@@ -74,9 +72,6 @@ def assert_sound(tokenizer: Any, ids: list[int]) -> None:
             assert min((start for start, end in offsets[count:] if end > start), default=len(text)) >= len(prefix)
 
 
-# ------------------------------------------------------------------------------------------------------- by hand
-
-
 def test_byte_level_by_hand() -> None:
     # "€" is E2 82 AC. The space is Ġ, and E2 82 AC are written â Ĥ ¬ in the vocabulary of bytes.
     tokenizer = trained("byte_level")
@@ -130,9 +125,6 @@ def test_the_clean_up_of_transformers_by_hand() -> None:
     assert wrote(asked, ["a", "Ġ", "."]) == ["a", " ", "."]
 
 
-# ------------------------------------------------------------------------------------------------- any tokens
-
-
 @pytest.mark.parametrize("name", BUILDERS)
 def test_texts(name: str) -> None:
     tokenizer = trained(name)
@@ -172,21 +164,6 @@ def byte_ranges_oracle(pieces: list[bytes], text: str) -> list[tuple[int, int]]:
         offsets.append((here, meets[-1] + 1) if meets and piece else (here, here))
         position += len(piece)
     return offsets
-
-
-# ------------------------------------------------------------------------------------------------ the repository's
-
-
-def test_the_embedded_model() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    check_alignment(tokenizer)
-    ids = [*encoded(tokenizer, "Tom has 3 apples.\n#### 3"), tokenizer.eos_token_id]
-    text, offsets = aligned(tokenizer, ids)
-    assert text == "Tom has 3 apples.\n#### 3"
-    assert offsets == [*((i, i + 1) for i in range(len(text))), (len(text), len(text))]
-
-
-# --------------------------------------------------------------------------------------------- what cannot be done
 
 
 class Shouts:

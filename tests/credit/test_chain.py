@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contexts import make_forward, make_rollout, mask_of, padded
 from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.credit.chain import HookChain, change_tables, metrics_of
-from trl_grpo_ext.credit.metrics import change_metrics, change_table
+from trl_grpo_ext.credit.chain import Change, HookChain, change_tables, metrics_of
 from trl_grpo_ext.credit.signal import SkipZeroVariance
 from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginTypeError
 from trl_grpo_ext.types import ROLES, HookDeclaration, acting_order, role_of
@@ -37,15 +36,18 @@ def adding(number: float, *stages: str) -> Any:
 
 def test_metrics_of_a_change_by_hand_and_by_parts() -> None:
     before, after = padded([[1, 1, 1], [-2, -2, 7]]), padded([[1, -1, 3], [-2, 0, -9]])  # the last token is padding
-    table = change_table(before, after, mask_of([3, 2]))
-    found = {name.removeprefix("advantage/x/"): value for name, value in change_metrics("x", table).items()}
+    change = Change("x", before, after)
+    table = change_tables([change], mask_of([3, 2]))
+    found = {name.removeprefix("advantage/x/"): value for name, value in metrics_of([change], table).items()}
     assert found["mean"] == pytest.approx((1 - 1 + 3 - 2 + 0) / 5)
     assert found["std"] == pytest.approx(math.sqrt((1 + 1 + 9 + 4 + 0) / 5 - 0.2**2))
     assert found["sign_flips"] == pytest.approx(1 / 5)  # to zero is no flip
     assert found["mass_moved"] == pytest.approx((0 + 2 + 2 + 0 + 2) / (1 + 1 + 1 + 2 + 2))
-    parts = [change_table(before[row], after[row], mask_of([3, 2])[row]) for row in (slice(1), slice(1, 2))]
+    rows = (slice(1), slice(1, 2))
+    parts = [change_tables([Change("x", before[row], after[row])], mask_of([3, 2])[row]) for row in rows]
     torch.testing.assert_close(torch.cat(parts), table)
-    alike = change_metrics("x", change_table(torch.zeros(5, 7), torch.full((5, 7), 1 / 3), mask_of([7] * 5)))
+    change = Change("x", torch.zeros(5, 7), torch.full((5, 7), 1 / 3))
+    alike = metrics_of([change], change_tables([change], mask_of([7] * 5)))
     assert alike["advantage/x/std"] == pytest.approx(0.0, abs=1e-6)
     assert math.isnan(alike["advantage/x/mass_moved"])  # nothing came in
 
@@ -56,11 +58,7 @@ def test_chain_names_each_hooks_metrics() -> None:
     rollout = make_rollout([2, 1])
     result, changes = chain.on_rollout(torch.zeros(2, dtype=torch.float64), rollout)
     assert result.tolist() == [[5, 5], [5, 0]]
-    assert [(change.name, change.after_B_T[0, 0].item()) for change in changes] == [
-        ("Add", 1),
-        ("Add_2", 4),
-        ("Add_3", 5),
-    ]
+    assert {change.name: change.after_B_T[0, 0].item() for change in changes} == {"Add": 1, "Add_2": 4, "Add_3": 5}
     result, changes = chain.on_forward(result, make_forward(rollout.mask_B_T, rollout.mask_B_T, rollout.mask_B_T))
     assert result.tolist() == [[10, 10], [10, 0]]
     assert [change.name for change in changes] == ["Add_2/forward", "Add_4"]
@@ -69,8 +67,6 @@ def test_chain_names_each_hooks_metrics() -> None:
     assert found["advantage/Add_2/forward/mass_moved"] == pytest.approx(3 / 5)
     assert len(found) == 8
 
-
-# ---------------------------------------------------------------------------------------------- roles
 
 SHAPER, OTHER_SHAPER = Hook("s", "shaper"), Hook("s2", "shaper", 3.0)
 ESTIMATOR, TRANSFORM, OTHER = Hook("e", "estimator"), Hook("t", "transform"), Hook("t2", "transform")
@@ -129,7 +125,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": len}, "no hook method and no role"),
     ({"on_rewards": len, "on_forward": len}, "on_rewards and on_forward and no role"),
     ({"role": "shaper", "on_rollout": len}, "the role 'shaper', which needs on_rewards .*; it has on_rollout"),
-    ({"role": "forward", "on_forward": len, "on_rollout": len}, "runs on_forward alone; it has on_rollout and on_f"),
+    ({"role": "forward", "on_forward": len, "on_rollout": len}, "only runs on_forward; it has on_rollout and on_f"),
     ({"role": "estimator", "on_rollout": len, "last": True}, "`last` is for transforms and forward hooks"),
 ]
 
@@ -150,19 +146,18 @@ def test_a_role_that_is_missing_or_not_true_is_refused() -> None:
 
 SKIPS = SkipZeroVariance(SimpleNamespace(__name__="token_mean"))
 MAKER = Hook("z", "forward", makes_signal=True)
-DISCARDED: list[tuple[list[Hook], Any, str]] = [
-    ([ESTIMATOR, Hook("e2", "estimator")], None, "'e' and 'e2' are both estimators"),
-    ([SHAPER, Hook("e", "estimator", uses_total_reward=False)], None, "which the estimator 'e' does not read"),
-    ([MAKER, Hook("z2", "forward", makes_signal=True)], None, "'z' and 'z2' both give groups of equal rewards an adv"),
-    ([MAKER], SKIPS, "'z' gives groups of equal rewards an advantage, and the loss aggregation 'token_mean, skip_zero"),
+DISCARDED: list[tuple[list[Hook], Any]] = [
+    ([ESTIMATOR, Hook("e2", "estimator")], None),
+    ([SHAPER, Hook("e", "estimator", uses_total_reward=False)], None),
+    ([MAKER, Hook("z2", "forward", makes_signal=True)], None),
+    ([MAKER], SKIPS),
 ]
 
 
-@pytest.mark.parametrize(("hooks", "aggregation", "sentence"), DISCARDED)
-def test_what_would_be_discarded_is_refused_in_either_order(hooks: list[Hook], aggregation: Any, sentence: str) -> None:
+@pytest.mark.parametrize(("hooks", "aggregation"), DISCARDED)
+def test_what_would_be_discarded_is_refused_in_either_order(hooks: list[Hook], aggregation: Any) -> None:
+    named = [*hooks, aggregation] if aggregation else hooks
     for selected in (hooks, hooks[::-1]):
         with pytest.raises(ConfigurationError) as raised:
             HookChain(selected, aggregation)
-        assert all(repr(hook.__name__) in str(raised.value) for hook in hooks)
-    with pytest.raises(ConfigurationError, match=sentence):
-        HookChain(hooks, aggregation)
+        assert all(repr(plugin.__name__) in str(raised.value) for plugin in named)

@@ -52,20 +52,18 @@ class TestParts:
             assert (other, other.parts) == (score, score.parts)
 
     @pytest.mark.parametrize(
-        "part",
+        "wrong",
         [
-            *(Part("", 1.0), Part(5, 1.0), Part("a", math.inf), Part("a", "x"), Part("a", 10**400)),  # type: ignore[arg-type]
-            *(Part("a", 1.0, -1.0), Part("a", 1.0, math.nan), Part("a", 1.0, math.inf)),
-            *(Part("a", 1.0, places=place) for place in ((-1, 2), (3, 2), [(1, 2, 3, 4, 5)], ("a", "b"), (0.5, 1), 7)),
-            *(
-                Part("a", 1.0, places=place)
-                for place in (Place(1), Place(0, 1, -1), Place(None, 2), Place(None, turn=1))
-            ),
+            *({"name": name} for name in ("", 5)),
+            *({"score": score} for score in (math.inf, "x", 10**400)),
+            *({"weight": weight} for weight in (-1.0, math.nan, math.inf)),
+            *({"places": place} for place in ((-1, 2), (3, 2), [(1, 2, 3, 4, 5)], ("a", "b"), (0.5, 1), 7)),
+            *({"places": place} for place in (Place(1), Place(0, 1, -1), Place(None, 2), Place(None, turn=1))),
         ],
     )
-    def test_what_is_no_part_is_refused_where_it_is_made(self, part: Any) -> None:
-        with pytest.raises(PluginOutputError, match="A part must have a name"):
-            Parts([part])
+    def test_what_is_no_part_is_refused_where_it_is_made(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(PluginOutputError):
+            Parts([Part("a", 1.0)._replace(**wrong)])
 
     def test_many_parts_of_one_name_take_no_time(self) -> None:
         assert len({part.name for part in Parts([Part("a", 1.0)] * 20_000).parts}) == 20_000
@@ -75,6 +73,12 @@ def texts_and_offsets(texts: list[str], offsets: list[list[tuple[int, int]]], **
     return make_rollout(
         [len(row) for row in offsets], texts=texts, completions=texts, offsets=lambda row: offsets[row], **settings
     )
+
+
+def of_row_1(row: int) -> list[tuple[int, int]]:
+    """Offsets that nobody may ask for of another row."""
+    assert row == 1
+    return [(0, 1), (1, 2)]
 
 
 class TestTokens:
@@ -111,8 +115,6 @@ class TestTokens:
         assert table.weights_B_M.tolist() == [[2, 0, 1, 0], [1, 0, 0, 1], [0] * 4, [0] * 4]
         assert table.whole_B_M.int().tolist() == [[0] * 4, [0, 0, 0, 1], [0] * 4, [0] * 4]
         assert table.turns_B_M.tolist() == [[-1, -1, 0, -1], *[[-1] * 4] * 3]
-        with pytest.raises(KeyError):
-            rollout.parts["other"]
 
     def test_against_a_loop_over_random_texts(self) -> None:
         draw = random.Random(3)
@@ -132,37 +134,27 @@ class TestTokens:
                 for row, score in enumerate(rows):
                     wrote = set()
                     for start, end, _ in score.parts[part].places:  # type: ignore[misc, union-attr]
-                        spans = [
-                            t
-                            for t, (s, e) in enumerate(offsets[row])
-                            if s < end and e > start and e > s and end > start
-                        ]
+                        characters = range(start, end)
+                        spans = [t for t, (s, e) in enumerate(offsets[row]) if {*range(s, e)} & {*characters}]
                         wrote |= set(range(spans[0], spans[-1] + 1)) if spans else set()
                     found = table.tokens(part)[row].nonzero().flatten().tolist()
                     assert found == sorted(wrote)
 
     def test_rows_without_places_of_characters_are_not_aligned(self) -> None:
-        def offsets(row: int) -> list[tuple[int, int]]:
-            assert row == 1
-            return [(0, 1), (1, 2)]
-
         rows = [Parts({"a": (1.0, Place(turn=0))}), Parts({"a": (1.0, (1, 2))}), Parts({"a": 1.0})]
-        table = make_rollout(
-            [2, 2, 2], texts=["xx", "xy", "zz"], completions=["xx", "xy", "zz"], offsets=offsets, parts={"r": rows}
-        )
+        texts = ["xx", "xy", "zz"]
+        table = make_rollout([2, 2, 2], texts=texts, completions=texts, offsets=of_row_1, parts={"r": rows})
         assert table.parts["r"].tokens(0).int().tolist() == [[1, 1], [0, 1], [0, 0]]
 
-    def test_a_text_that_cannot_be_aligned_stops_only_who_reads_places(self) -> None:
+    def test_a_place_that_cannot_be_found_stops_only_who_reads_places(self) -> None:
         unaligned = Rollout.__dataclass_fields__["offsets"].default
         table = make_rollout([2], offsets=unaligned, parts={"r": [Parts({"a": (0.5, (0, 1))})]}).parts["r"]
         assert table.scores_B_M.tolist() == [[0.5]]
-        with pytest.raises(PluginOutputError, match="knows no offsets"):
+        with pytest.raises(PluginOutputError, match="offsets"):
             table.tokens(0)
-
-    def test_a_place_outside_the_text_is_refused_with_its_row(self) -> None:
-        table = make_rollout([2, 2], parts={"r": [None, Parts({"a": (1.0, (1, 3))})]}).parts["r"]
-        with pytest.raises(PluginOutputError, match="'r' has a part at the characters 1 to 3 of row 1, which has 2"):
-            table.tokens(0)
+        outside = make_rollout([2, 2], parts={"r": [None, Parts({"a": (1.0, (1, 3))})]}).parts["r"]
+        with pytest.raises(PluginOutputError, match=r"'r' .* 1 to 3 of row 1"):
+            outside.tokens(0)
 
     def test_some_rows(self) -> None:
         rows = [Parts({"a": (float(n), (n, n + 1)), "b": 1.0}) for n in range(3)]
@@ -194,16 +186,9 @@ def test_names_are_agreed_on_by_all_ranks() -> None:
 def test_metrics_by_hand() -> None:
     first, *others = on_ranks(lambda rows, gather: part_metrics(rows, agreed_names(rows, gather), gather))
     assert all(other == first for other in others)
-    assert first == {
-        "parts/r/a/mean": 1.0,
-        "parts/r/a/present": 1.0,
-        "parts/r/b/mean": 0.5,
-        "parts/r/b/present": 0.0,
-        "parts/r/c/mean": 0.0,
-        "parts/r/c/present": 1.0,
-        "parts/s/é??/mean": 2.0,
-        "parts/s/é??/present": 1.0,
-    }
+    by_hand = {"r/a": (1.0, 1.0), "r/b": (0.5, 0.0), "r/c": (0.0, 1.0), "s/é??": (2.0, 1.0)}
+    assert {name: (first.pop(f"parts/{name}/mean"), first.pop(f"parts/{name}/present")) for name in by_hand} == by_hand
+    assert not first
     assert label("x" * 99) == "x" * 60
     assert part_metrics({}, {}, lambda tensor: pytest.fail("it gathered")) == {}
 
@@ -220,25 +205,17 @@ class TestSpanValues:
     def test_by_hand(self) -> None:
         # "ab", "", "c", "cd" (the c is cut over two tokens), "e": a special token writes nothing.
         rollout = texts_and_offsets(["abcde"], [[(0, 2), (2, 2), (2, 3), (2, 4), (4, 5)]], width=6)
-        assert rollout.span_values([[(0, 5, 1.0)]]).tolist() == [[1, 0, 1, 1, 1, 0]]
-        assert rollout.span_values([[(1, 2, 2.0)]]).tolist() == [[2, 0, 0, 0, 0, 0]]
-        assert rollout.span_values([[(2, 3, 3.0)]]).tolist() == [[0, 0, 3, 3, 0, 0]]
-        assert rollout.span_values([[(3, 4, 4.0)]]).tolist() == [[0, 0, 0, 4, 0, 0]]
         assert rollout.span_values([[(0, 3, 1.0), (2, 5, -0.5)]]).tolist() == [[1, 0, 0.5, 0.5, -0.5, 0]]
         assert rollout.span_values([[(2, 2, 9.0), (5, 5, 9.0), (0, 0, 9.0)]]).tolist() == [[0] * 6]
         assert rollout.span_values([None]).tolist() == rollout.span_values([[]]).tolist() == [[0] * 6]
 
     def test_rows_keep_to_themselves_and_empty_ones_are_not_asked(self) -> None:
-        def offsets(row: int) -> list[tuple[int, int]]:
-            assert row == 1
-            return [(0, 1), (1, 2)]
-
-        rollout = make_rollout([0, 2, 2], texts=["", "xy", "zz"], offsets=offsets)
+        rollout = make_rollout([0, 2, 2], texts=["", "xy", "zz"], offsets=of_row_1)
         assert rollout.span_values([None, [(1, 2, 1.0)], []]).tolist() == [[0, 0], [0, 1], [0, 0]]
 
     @pytest.mark.parametrize(
         "span", [(-1, 1, 1.0), (0, 3, 1.0), (2, 1, 1.0), (0, 1, math.nan), (0, 1, math.inf), (3, 3, 1.0)]
     )
     def test_a_span_that_cannot_be_is_refused_with_its_row(self, span: Span) -> None:
-        with pytest.raises(PluginOutputError, match="row 1 must lie within the completion's 2 characters"):
+        with pytest.raises(PluginOutputError, match=r"row 1 .* 2 characters"):
             make_rollout([2, 2]).span_values([None, [span]])

@@ -15,9 +15,9 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import PATIENCE, HookChain, change_tables
 from trl_grpo_ext.credit.signal import (
     SkipZeroVariance,
+    groups_of,
     has_signal,
     rewards_are_equal,
-    share_without_signal,
     signal_of,
     signal_table,
     with_signal_only,
@@ -60,8 +60,6 @@ def test_where_trls_advantages_are_zero_but_for_rounding(rows: list[list[float]]
     for setting, expected in (("sum_then_normalize", summed), ("normalize_then_sum", each)):
         assert rewards_are_equal(rewards, weights, groups, setting).tolist() == [expected] * len(rows), setting
 
-
-# ---------------------------------------------------------------------------------------------- what decides
 
 ALL_RIGHT, ALL_WRONG, MIXED, ONE_RIGHT = [1.0] * 4, [0.0] * 4, [1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]
 
@@ -118,7 +116,7 @@ def test_signal_beside_credit_for_equal_groups(hooks: list[Any]) -> None:
     expected = [True] * 4 + ["equal rewards"] * 4 + [True] * 4 + ["equal rewards"] * 4
     assert Signal().keep(rollout) == expected
     assert with_signal_only(rollout).totals.prompts == 2
-    assert share_without_signal(signal_table(rollout)) == 0.5
+    assert groups_of(signal_table(rollout)).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("hooks", [["teacher_log_ratio"], ["turn_rewards"], ["gigpo"], ["process_rewards"]], ids=str)
@@ -131,14 +129,8 @@ def test_signal_of_a_hook_with_more_than_rewards(hooks: list[Any]) -> None:
 
 def test_zero_variance_is_of_raw_rewards_on_all_ranks() -> None:
     both = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
-    rollout = make_rollout(
-        [1] * 4,
-        [1.0] * 4,
-        [0, 0, 1, 1],
-        rewards_B_K=both,
-        reward_names=("a", "b"),
-        reward_weights_K=torch.ones(2, dtype=torch.float64),
-    )
+    columns = {"rewards_B_K": both, "reward_names": ("a", "b"), "reward_weights_K": torch.ones(2).double()}
+    rollout = make_rollout([1] * 4, [1.0] * 4, [0, 0, 1, 1], **columns)
     seen = Ranks(cut(rollout, [1, 2, 1])).run(HookChain([]).uninformative)
     assert torch.cat(seen).tolist() == [False, False, True, True]
 
@@ -152,12 +144,7 @@ def test_a_hook_without_effect_says_so_once_and_another_never() -> None:
             said += [(step, *chain.without_effect(changes, change_tables(changes, rollout.mask_B_T), step))]
     (found,) = [entry for entry in said if len(entry) > 1]
     assert found[0] == PATIENCE - 1
-    assert str(found[1]).startswith(
-        f"The advantage hook 'clip_advantages' has changed no advantage in {PATIENCE} steps"
-    )
-
-
-# ---------------------------------------------------------------------------------------------- leaving them out
+    assert "'clip_advantages'" in str(found[1])
 
 
 def two_groups(**overrides: Any) -> Rollout:
@@ -178,12 +165,11 @@ def test_token_mean_by_hand() -> None:
     torch.testing.assert_close(weights_B_T, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
+PAIRS = st.tuples(st.lists(st.integers(0, 5), min_size=2, max_size=2), st.booleans())
+
+
 @settings(max_examples=25)
-@given(
-    groups=st.lists(
-        st.tuples(st.lists(st.integers(0, 5), min_size=2, max_size=2), st.booleans()), min_size=1, max_size=4
-    )
-)
+@given(groups=st.lists(PAIRS, min_size=1, max_size=4))
 def test_any_weights_are_those_of_a_batch_that_never_had_them(groups: list[tuple[list[int], bool]]) -> None:
     def batch(chosen: list[tuple[list[int], bool]]) -> Rollout:
         lengths = [length for pair, _ in chosen for length in pair]
@@ -211,8 +197,6 @@ def test_an_aggregation_that_brings_them_back_is_refused() -> None:
             return (rollout.completion_ids_B_T > 0).to(rollout.mask_B_T.dtype)
 
     own = SkipZeroVariance(OwnMask())
-    with pytest.raises(ValueError, match="advantages_B_T"):
-        own.weights(make_rollout([2, 1]))
     with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*mask_B_T"):
         flow.token_weights(own, two_groups(width=4))
 
@@ -227,9 +211,6 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin() -> None:
     assert skipping.aggregation.alpha == 0.5
     plain = load_loss_aggregation({"name": "token_mean", "skip_zero_variance": False})
     assert not isinstance(plain, SkipZeroVariance)
-    with pytest.raises(
-        ConfigurationError, match=r"tail_mean.*has `reduce`, and skip_zero_variance works with `weights`"
-    ):
-        load_loss_aggregation({"name": "tail_mean", "skip_zero_variance": True})
-    with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'"):
-        load_loss_aggregation({"name": "token_mean", "skip_zero_variance": "yes"})
+    for name, value in (("tail_mean", True), ("token_mean", "yes")):  # the first of which has `reduce`
+        with pytest.raises(ConfigurationError, match=name):
+            load_loss_aggregation({"name": name, "skip_zero_variance": value})

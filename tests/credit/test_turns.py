@@ -1,5 +1,7 @@
 """Turns of conversations with tools, through real chat templates and TRL's own tool loop."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,51 +13,41 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.contexts import make_rollout
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
+from tests.trainer.support import Watch
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn
+from trl_grpo_ext.types import END, Part, Parts, Place, Rollout, Turn
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
 
 
-def add(a: int, b: int) -> int:
-    """Add two numbers.
+def tool(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With a docstring that names the parameters, as TRL asks of a tool."""
+    names = inspect.signature(function).parameters
+    function.__doc__ = "\n".join(["A tool.", "", "Args:", *(f"    {name}: What it takes." for name in names)])
+    return function
 
-    Args:
-        a: The first.
-        b: The second.
-    """
+
+@tool
+def add(a: int, b: int) -> int:
     return a + b
 
 
+@tool
 def divide(a: int, b: int) -> float:
-    """Divide two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
     return a / b
 
 
+@tool
 def echo(text: str) -> str:
-    """Say it again.
-
-    Args:
-        text: What to say.
-    """
     return text * 400 if text == "flood" else text
 
 
+@tool
 async def later(text: str) -> str:
-    """Say it again, but later.
-
-    Args:
-        text: What to say.
-    """
     if text == "never":
         raise ValueError('it\'s "never"')
     return text
@@ -114,23 +106,9 @@ class Scripted(GRPOExtTrainer):
         return new, None
 
     def _row_of(self, ids: list[int]) -> int:
-        (row,) = [
-            row
-            for row, before in enumerate(self.so_far)
-            if ids[: len(before)] == before and len(self.wrote[row]) < len(self.scripts[row])
-        ]
+        unfinished = [row for row, wrote in enumerate(self.wrote) if len(wrote) < len(self.scripts[row])]
+        (row,) = [row for row in unfinished if ids[: len(self.so_far[row])] == self.so_far[row]]
         return row
-
-
-class Sees:
-    declares = HookDeclaration(role="transform")
-
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.rollouts.append(rollout)
-        return advantages_B_T
 
 
 def per_turn(completions: list[Any], **columns: Any) -> list[float]:
@@ -183,19 +161,13 @@ def run_scripts(family: Family, folder: Path, **settings: Any) -> tuple[Scripted
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    hook = Sees()
+    hook = Watch()
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"{n}?"}] for n in range(3)]})
+    settings |= {"max_completion_length": LIMIT, "max_steps": 1, "per_device_train_batch_size": 12}
     trainer = Scripted(
         LlamaForCausalLM(config),
         [per_turn, first_letters],
-        arguments(
-            folder,
-            max_completion_length=LIMIT,
-            max_steps=1,
-            per_device_train_batch_size=12,
-            advantage_hooks=None,
-            **settings,
-        ),
+        arguments(folder, advantage_hooks=None, **settings),
         train_dataset=data,
         processing_class=tokenizer,
         tools=[add, divide, echo, later],
@@ -251,9 +223,7 @@ def test_turns_of_a_template(name: str, masks_truncated: bool, tmp_path: Path) -
 def check_messages(rollout: Rollout, row: int, turns: Any) -> None:
     """Each message's content stands where it is said to, and its calls are those that TRL parsed."""
     said = [message for message in rollout.completions[row] if message["role"] == "assistant"]
-    assert len(said) == len(turns)
     for message, turn in zip(said, turns, strict=True):
-        assert turn.content is not None
         assert rollout.texts[row][slice(*turn.content)] == message["content"]
         start, end = turn.characters
         assert start <= turn.content[0] <= turn.content[1] <= end
@@ -297,8 +267,7 @@ def check_spans(rollout: Rollout) -> None:
 
 def test_turn_numbers_and_runs() -> None:
     wrote = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6, [1] * 6]).bool()
-    numbers = turn_numbers(wrote).tolist()
-    assert numbers == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1], [-1] * 6, [0] * 6]
+    assert turn_numbers(wrote).tolist() == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1], [-1] * 6, [0] * 6]
     assert [true_runs(row) for row in wrote.tolist()] == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)]]
     assert true_runs([]) == []
 
@@ -306,16 +275,8 @@ def test_turn_numbers_and_runs() -> None:
 def test_what_a_tool_error_is() -> None:
     for error in ("", "it's", 'say "no"', "it's \"both\" \\ \n {'error'", "}"):
         assert is_tool_error(str({"error": error}))
-    for content in (
-        "5",
-        "{'error': 5}",
-        "{'error': 'a', 'b': 'c'}",
-        "{'error': 'a'} 'b'}",
-        ["x"],
-        None,
-        "x{'error': 'a'}",
-    ):
-        assert not is_tool_error(content)
+    texts = ("5", "{'error': 5}", "{'error': 'a', 'b': 'c'}", "{'error': 'a'} 'b'}", "x{'error': 'a'}")
+    assert not any(map(is_tool_error, [*texts, ["x"], None]))
     assert not is_tool_error("{'error': '" + "\\" * 100_001 + "'}")  # no end of the string; and no time is lost
 
 
@@ -331,10 +292,9 @@ def turns_of(completion: Any, wrote: list[bool], text: str) -> list[Turn]:
 
 
 def test_other_turns_than_messages_are_refused() -> None:
-    with pytest.raises(AlignmentError, match=r"has 2 assistant messages, but its tokens have 1 turns .*env_mask"):
-        turns_of(MESSAGES, [True] * 7, "onextwo")
-    with pytest.raises(AlignmentError, match="2 assistant messages, but its tokens have 3 turns"):
-        turns_of(MESSAGES, [True, False, True, False, True, True, True], "onextwo")
+    for wrote, turns in (([True] * 7, 1), ([True, False, True, False, True, True, True], 3)):
+        with pytest.raises(AlignmentError, match=f"2 assistant messages, but its tokens have {turns} turns"):
+            turns_of(MESSAGES, wrote, "onextwo")
     # A rollout function's one message of everything says nothing about turns; the mask does.
     one = [{"role": "assistant", "content": "onextwo"}]
     first, second = turns_of(one, [True] * 3 + [False] + [True] * 3, "onextwo")
@@ -363,10 +323,8 @@ def test_a_content_without_a_place_of_its_own_is_refused() -> None:
     assert [turn.content for turn in turns] == [None, (4, 7)]  # "o" stands there three times
     where: Any = (turns, rewritten, "oooxtwo", [1, 1, 1, 0, 1, 1, 1])
     assert placed([Place(0, 1, 1), Place(1, 2)], *where) == [(4, 5), (5, 6)]
-    with pytest.raises(AlignmentError, match="at row 1 cannot be placed: the text of assistant message 0"):
-        placed([Place(0, 1, 0)], *where)
     assert placed([Place(turn=0)], *where) == [(0, 3)]
-    for place in (Place(0, 1, 2), Place(turn=2)):
-        with pytest.raises(AlignmentError, match=r"a part in turn 2 of the completion at row 1, which has 2"):
+    for place, which in ((Place(0, 1, 0), "message 0"), (Place(0, 1, 2), "turn 2"), (Place(turn=2), "turn 2")):
+        with pytest.raises(AlignmentError, match=which):
             placed([place], *where)
     assert placed([Place(turn=0), END], *where) == [(0, 3), (6, 7)]

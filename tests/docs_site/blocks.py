@@ -1,7 +1,6 @@
-"""Every block of code on every page, and how it is executed. A block that nobody claims is a failure."""
+"""Every block of code on every page, and what a Python block needs around it to be run as it stands."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -87,31 +86,6 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 """By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
 
-def claim(block: Block) -> tuple[str, str]:
-    """The entry of `RUN` that is about a block."""
-    (found,) = [value for (page, part), value in RUN.items() if page == block.page and part in block.text]
-    return found
-
-
-def _is_run(block: Block) -> bool:
-    return any(page == block.page and part in block.text for page, part in RUN)
-
-
-CLAIMS: dict[str, Callable[[Block], bool]] = {
-    "with prompts": lambda block: block.language == "python" and ">>> " in block.text,
-    "run": lambda block: block.language == "python" and _is_run(block),
-    "compiled": lambda block: block.language == "python" and ">>> " not in block.text and not _is_run(block),
-    "settings": lambda block: block.language == "yaml" and not block.page.startswith("docs/examples/grpo-"),
-    "settings of an example": lambda block: block.language == "yaml" and block.page.startswith("docs/examples/grpo-"),
-    "toml": lambda block: block.language == "toml",
-    "commands": lambda block: block.language == "sh",
-    "first plugin": lambda block: block.language == "diff" and block.page == "docs/writing_plugins.md",
-    "own loss": lambda block: block.language == "diff" and block.page == "docs/pipelines.md",
-}
-"""By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways. What is
-only compiled needs more than a page: a GPU, runs, an environment; or another test runs it with what it needs."""
-
-
-def claimed(way: str) -> list[Block]:
-    """The blocks that are executed in this way."""
-    return [block for block in all_blocks() if CLAIMS[way](block)]
+def surroundings(block: Block) -> tuple[str, str] | None:
+    """What `RUN` says of a block."""
+    return next((value for (page, part), value in RUN.items() if page == block.page and part in block.text), None)

@@ -12,6 +12,7 @@ from docs.site.notation import formulas
 from docs.site.worked import Worked, all_worked
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import describe
+from trl_grpo_ext.plugins.selection import parse_selection
 
 BUILT_IN = catalogue.built_in()
 WORKED = all_worked()
@@ -19,8 +20,7 @@ WORKED = all_worked()
 
 @pytest.mark.parametrize(("key", "worked"), WORKED.items(), ids=[name for _, name in WORKED])
 def test_an_example_selects_the_plugin_whose_page_it_is_on(key: tuple[str, str], worked: Worked) -> None:
-    selection = worked.selection
-    assert (selection if isinstance(selection, str) else selection["name"]) == key[1]
+    assert parse_selection(key[0], worked.selection).name == key[1]
     assert all(len(column) == len(worked.rows) for column in worked.given.values())
 
 

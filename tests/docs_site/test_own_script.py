@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs_site.blocks import ROOT, blocks_of
+from trl_grpo_ext.records.manifest import Manifest
 
 
 @pytest.mark.slow
 def test_the_script_trains_with_the_plugins_of_its_file(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, settings = (
         next(block.text for block in blocks_of(ROOT / "docs" / "start.md") if part in block.text)
@@ -24,13 +25,11 @@ def test_the_script_trains_with_the_plugins_of_its_file(
     Path("data").mkdir()
     rows = [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
     Path("data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--config", "train.yaml", "--model_name_or_path", tiny_model, "--dataset_name", "data"]
+    words = ["--config", "train.yaml", "--model_name_or_path", str(tiny_model), "--dataset_name", "data"]
     words += ["--dataset_config", "default", "--max_steps", "1", "--max_completion_length", "8", "--use_cpu", "true"]
     words += ["--output_dir", "out", "--report_to", "none", "--bf16", "false", "--save_strategy", "no"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
     runpy.run_path("train.py", run_name="__main__")
-    plugins = json.loads(Path("out/trl_grpo_ext_plugins.json").read_text())["plugins"]
-    names = [plugin["name"] for plugin in plugins]
+    names = [plugin.name for plugin in Manifest.read("out/trl_grpo_ext_plugins.json").plugins]
     assert names == ["gsm8k_accuracy", "soft_overlong", "clip_advantages", "prompt_mean"]
-    assert "rewards gsm8k_accuracy (trl-grpo-ext" in capsys.readouterr().err
     assert len([line for line in script.splitlines() if line.strip()]) <= 40

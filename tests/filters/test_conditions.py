@@ -10,13 +10,7 @@ import torch
 from tests.contexts import make_rollout
 from trl_grpo_ext import Rollout, load_group_filter
 from trl_grpo_ext.credit.flow import group_verdicts
-from trl_grpo_ext.errors import (
-    ConfigurationError,
-    PluginOutputError,
-    PluginParameterError,
-    PluginTypeError,
-    UnknownPluginError,
-)
+from trl_grpo_ext.errors import ConfigurationError, PluginParameterError, PluginTypeError, UnknownPluginError
 from trl_grpo_ext.filters.conditions import AllOf, NotAllTruncated, Signal
 
 NAN = math.nan
@@ -42,10 +36,8 @@ def test_signal() -> None:
     assert rollout.advantages_B_T is not None
     masked = replace(rollout, mask_B_T=rollout.mask_B_T * torch.tensor([0, 0, *[1] * 10]).unsqueeze(1))
     assert by_group(Signal(), masked)[0] == "no advantage"
-    one_token = replace(
-        rollout, advantages_B_T=torch.zeros_like(rollout.advantages_B_T).index_fill(0, torch.tensor(3), 1)
-    )
-    assert by_group("dynamic_sampling", one_token)[:2] == ["no advantage", True]
+    in_one_row = torch.zeros_like(rollout.advantages_B_T).index_fill(0, torch.tensor(3), 1)
+    assert by_group("dynamic_sampling", replace(rollout, advantages_B_T=in_one_row))[:2] == ["no advantage", True]
 
 
 def test_accuracy_between() -> None:
@@ -53,7 +45,7 @@ def test_accuracy_between() -> None:
     assert by_group("accuracy_between", rollout) == ["too hard", True, "too easy", "no reward", "too easy"]
     name = rollout.reward_names[0]
     assert by_group({"name": "accuracy_between", "reward": name}, rollout)[:2] == ["too hard", True]
-    with pytest.raises(PluginOutputError, match=r"'other'\. It has: "):
+    with pytest.raises(ConfigurationError, match="'other'"):
         by_group({"name": "accuracy_between", "reward": "other"}, rollout)
 
 
@@ -67,21 +59,16 @@ def test_not_all_truncated() -> None:
 
 def test_several_as_one() -> None:
     rollout = rollout_of([1, 0, 1, 1, 0, 0, 1, 0], 2, truncated_B=torch.tensor([0, 1, 0, 1, 1, 1, 1, 1]).bool())
-    both = ["signal", {"name": "not_all_truncated", "below": 1.0}]
-    assert by_group({"name": "all_of", "filters": both}, rollout) == [
-        True,
-        "equal rewards",
-        "equal rewards",
-        "truncated",
-    ]
-    nested = {"name": "all_of", "filters": [{"name": "all_of", "filters": both}, "accuracy_between"]}
-    assert by_group(nested, rollout) == [True, "equal rewards", "equal rewards", "truncated"]
+    both = {"name": "all_of", "filters": ["signal", {"name": "not_all_truncated", "below": 1.0}]}
+    nested = {"name": "all_of", "filters": [both, "accuracy_between"]}
+    for selection in (both, nested):
+        assert by_group(selection, rollout) == [True, "equal rewards", "equal rewards", "truncated"]
     assert load_group_filter(nested).declares.needs == ("advantages",)
     assert AllOf(filters=[NotAllTruncated()]).declares.needs == ()
     assert AllOf(filters=[NotAllTruncated(), Signal()]).filters[1].__name__ == "signal"
-    with pytest.raises(PluginParameterError, match="list"):
+    with pytest.raises(PluginParameterError):
         load_group_filter({"name": "all_of", "filters": []})
-    with pytest.raises(ConfigurationError, match="list"):
+    with pytest.raises(ConfigurationError):
         load_group_filter(["signal", "accuracy_between"])
     with pytest.raises(UnknownPluginError, match=r"all_of.*filters\[1\]: .*'signl'.*'signal'"):
         load_group_filter({"name": "all_of", "filters": ["signal", "signl"]})

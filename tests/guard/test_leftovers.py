@@ -41,12 +41,7 @@ with watch.time_limit():
     watch.wrap(mine, "mine")(completions=["a"])
 {end}
 """
-KEPT = {
-    "thread": "the thread 'poll'",
-    "pool": "the thread 'pool_0'",
-    "child": "the process 'helper'",
-    "short": "",
-}
+KEPT = {"thread": "the thread 'poll'", "pool": "the thread 'pool_0'", "child": "the process 'helper'", "short": ""}
 
 
 @pytest.mark.parametrize("case", ["thread", *(pytest.param(c, marks=pytest.mark.slow) for c in KEPT if c != "thread")])

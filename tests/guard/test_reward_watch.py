@@ -24,13 +24,9 @@ def for_texts(prompts: list[Any], completions: list[Any], **columns: Any) -> lis
     return [float(prompt.startswith("2") and bool(re.search("4", text))) for prompt, text in pairs]
 
 
-def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+async def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
     pairs = zip(prompts, completions, strict=True)
     return [float(prompt[0]["content"] == completion[0]["content"]) for prompt, completion in pairs]
-
-
-async def for_messages_async(**columns: Any) -> list[float]:
-    return for_messages(**columns)
 
 
 def fails(**columns: Any) -> list[float]:
@@ -46,9 +42,7 @@ HERE = "completions are {} here, because the prompts are; the reward works on {}
     [
         (for_texts, MESSAGES, HERE.format("messages", "texts")),
         (for_messages, TEXTS, HERE.format("texts", "messages")),
-        (for_messages_async, TEXTS, HERE.format("texts", "messages")),
         (fails, TEXTS, None),
-        (fails, MESSAGES, None),
     ],
 )
 def test_a_reward_for_the_other_form_is_told_so(
@@ -68,18 +62,14 @@ def test_what_runs_for_long_is_named_in_ever_longer_intervals(
     monkeypatch.setattr(reward_watch, "_FIRST_LINE_SECONDS", 0.2)
     monkeypatch.setattr(reward_watch, "_TICK_SECONDS", 0.05)
 
-    def slow(completions: list[str], **columns: Any) -> list[float]:
-        time.sleep(1.2)
-        return [1.0] * len(completions)
-
-    def quick(completions: list[str], **columns: Any) -> list[float]:
-        return [1.0] * len(completions)
+    def takes(seconds: float, name: str) -> Any:
+        return watch.wrap(lambda completions: [time.sleep(seconds) or 1.0 for _ in completions], name)  # type: ignore[func-returns-value]
 
     watch = RewardWatch(limit=30.0)
     with caplog.at_level(logging.WARNING), watch.time_limit():
-        watch.wrap(quick, "quick")(completions=["a"])
+        takes(0.0, "quick")(completions=["a"])
         time.sleep(0.5)  # no reward runs
-        watch.wrap(slow, "slow")(completions=["a"])
+        takes(1.2, "slow")(completions=["a"])
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3  # after 0.2, 0.4 and 0.8 seconds
     assert all("The reward 'slow' has been running for" in line and "after 30 s" in line for line in lines)

@@ -12,10 +12,7 @@ from trl_grpo_ext.guard.reward_watch import RewardWatch
 from trl_grpo_ext.guard.unchanged import Fingerprints
 
 INPUTS: dict[str, Any] = {
-    "prompts": [
-        [{"role": "user", "content": "2 + 2?"}],
-        [{"role": "user", "content": [{"type": "text", "text": "?"}]}],
-    ],
+    "prompts": [[{"role": "user", "content": "2?"}], [{"role": "user", "content": [{"type": "text", "text": "?"}]}]],
     "completion_ids": [[1, 2, 3], [], [4]],
     "answer": ["4", None, float("nan")],
     "options": {"a": [1, 2], "b": {"c": "d"}},
@@ -26,7 +23,6 @@ INPUTS: dict[str, Any] = {
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "prompts": lambda inputs: inputs["prompts"][0][0].update(content="5?"),
     "prompts ": lambda inputs: inputs["prompts"][1][0]["content"][0].update(text="!"),
-    "prompts  ": lambda inputs: inputs["prompts"][1].append({"role": "assistant", "content": ""}),
     "completion_ids": lambda inputs: inputs["completion_ids"][0].reverse(),
     "answer": lambda inputs: inputs["answer"].pop(),
     "options": lambda inputs: inputs["options"]["b"].pop("c"),
@@ -55,8 +51,7 @@ def test_inputs_that_stay_as_they_were() -> None:
 
 def test_a_reward_that_edits_a_message_is_refused() -> None:
     def strips(completions: list[Any], **columns: Any) -> list[float]:
-        for completion in completions:
-            completion[0]["content"] = completion[0]["content"].strip()
+        completions[-1][0]["content"] = completions[-1][0]["content"].strip()
         return [0.0] * len(completions)
 
     completions = [[{"role": "assistant", "content": text}] for text in ("4", "5", "6", "7", "8 ")]

@@ -35,9 +35,7 @@ def run(*words: str | Path, folder: Path = ROOT) -> str:
     """What a command printed; its output is the error if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        [str(word) for word in words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -79,18 +77,12 @@ def metadata(wheel: Path) -> Message:
 
 
 def extras(wheel: Path) -> dict[str, list[Requirement]]:
-    """By extra, what it asks for.
-
-    Raises:
-        SystemExit: An extra of ours names another one that the wheel does not have.
-    """
+    """By extra, what it asks for; it ends if one names another extra that the wheel does not have."""
     about = metadata(wheel)
     names = about.get_all("Provides-Extra") or []
     wanted = [Requirement(line) for line in about.get_all("Requires-Dist") or []]
-    by_extra = {}
-    for name in names:
-        asked = [one for one in wanted if one.marker and f'extra == "{name}"' in str(one.marker)]
-        by_extra[name] = asked
+    by_extra = {name: [one for one in wanted if f'extra == "{name}"' in str(one.marker)] for name in names}
+    for name, asked in by_extra.items():
         unknown = {extra for one in asked if one.name == about["Name"] for extra in one.extras} - set(names)
         if unknown or not asked:
             raise SystemExit(f"The extra {name!r} asks for nothing, or for unknown extras of ours: {sorted(unknown)}.")
@@ -111,16 +103,14 @@ def environment(folder: Path, download: bool) -> Path:
 def try_out(wheel: Path, download: bool) -> None:
     """Install the wheel outside the clone, and use it there."""
     with tempfile.TemporaryDirectory() as scratch:
-        python = environment(Path(scratch) / "venv", download)
-        pip = [python, "-m", "pip", "install", "--quiet"]
-        if not download:
-            pip.append("--no-index")
-        run(*pip, wheel, folder=Path(scratch))
-        run(*pip, "--dry-run", f"{wheel}[dev]", folder=Path(scratch))
-        print(run(python, "-m", "pip", "check", folder=Path(scratch)).strip())
-        model = ROOT / "recipes" / "embedded" / "model"
+        here = Path(scratch)
+        python = environment(here / "venv", download)
+        pip = [python, "-m", "pip", "install", "--quiet", *([] if download else ["--no-index"])]
+        run(*pip, wheel, folder=here)
+        run(*pip, "--dry-run", f"{wheel}[dev]", folder=here)
+        print(run(python, "-m", "pip", "check", folder=here).strip())
         smoke = Path(__file__).with_name("smoke.py")
-        printed = run(python, smoke, model, ROOT, folder=Path(scratch))
+        printed = run(python, smoke, ROOT / "recipes" / "embedded" / "model", ROOT, folder=here)
         print("\n".join(line for line in printed.splitlines() if line.startswith(("list:", "check:", "train:"))))
 
 

@@ -1,7 +1,4 @@
-"""What the installed package must do anywhere, run outside the clone: `python smoke.py MODEL CLONE`.
-
-MODEL is a folder with a small model, read as data. The package itself must come from the environment.
-"""
+"""What the installed package must do anywhere, run outside the clone: `python smoke.py MODEL CLONE`."""
 
 import json
 import subprocess
@@ -27,20 +24,10 @@ def train(model: str, folder: Path) -> list[float]:
 
     from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
-    args = GRPOExtConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=2,
-        logging_steps=1,
-        per_device_train_batch_size=16,
-        num_generations=16,
-        max_completion_length=56,
-        rewards=[{"name": "length_target", "target": 20}],
-        advantage_hooks=["leave_one_out"],
-        loss_aggregation="prompt_mean",
-    )
+    sizes = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 56, "max_steps": 2}
+    plugins = {"advantage_hooks": ["leave_one_out"], "loss_aggregation": "prompt_mean"}
+    plugins["rewards"] = [{"name": "length_target", "target": 20}]
+    args = GRPOExtConfig(str(folder), use_cpu=True, bf16=False, report_to="none", logging_steps=1, **sizes, **plugins)
     rows = Dataset.from_dict({"prompt": ["Q: 1 + 1?", "Q: 2 + 3?"]})
     trainer = GRPOExtTrainer(model, args=args, train_dataset=rows)
     trainer.train()
@@ -61,9 +48,7 @@ def main(model: str, clone: str) -> None:
     folder = Path("trained").resolve()
     norms = train(model, folder)
     if len(norms) != 2 or max(norms) <= 0:
-        raise SystemExit(
-            f"Two steps, one of which moves the weights, were asked for; the norms of the gradients are {norms}."
-        )
+        raise SystemExit(f"Two steps must move the weights; the norms of the gradients are {norms}.")
     if not (folder / "trl_grpo_ext_plugins.json").is_file():
         raise SystemExit(f"The run left no manifest in {folder}.")
     print(f"train: 2 steps, gradients of norm {norms}")

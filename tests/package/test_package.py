@@ -20,8 +20,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 def workflow(name: str) -> dict[str, Any]:
     """A workflow's jobs. YAML reads the key `on` as true, so the jobs are all that is asked for here."""
-    jobs: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))["jobs"]
-    return jobs
+    return dict(yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))["jobs"])
 
 
 def commands(jobs: dict[str, Any]) -> list[str]:
@@ -42,15 +41,11 @@ def test_sdist_is_the_repository_and_nothing_else(built: tuple[Path, Path]) -> N
 
 
 @pytest.mark.slow
-def test_wheel_has_the_packages_version_address_and_extras(built: tuple[Path, Path]) -> None:
-    about = release.metadata(built[1])
-    assert about["Version"] == trl_grpo_ext.__version__
-    assert about["Requires-Python"] == PROJECT["requires-python"]
+def test_wheel_has_the_packages_version_and_extras(built: tuple[Path, Path]) -> None:
+    assert release.metadata(built[1])["Version"] == trl_grpo_ext.__version__
     found = release.extras(built[1])
     assert set(found) == {name.replace("_", "-") for name in PROJECT["optional-dependencies"]}
-    (vllm,) = found["vllm"]
-    assert vllm.name == "trl"
-    assert vllm.extras == {"vllm"}
+    assert [(one.name, one.extras) for one in found["vllm"]] == [("trl", {"vllm"})]
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
@@ -67,8 +62,8 @@ def test_workflow_names_targets_and_files_that_are_there(file: Path) -> None:
         assert "${{ github.event" not in text, "what others may write reaches a shell"
     for job in jobs.values():
         needed = job.get("needs", [])
-        assert {needed} <= set(jobs) if isinstance(needed, str) else set(needed) <= set(jobs)
-        assert job["timeout-minutes"] if any("run" in step for step in job["steps"]) else True
+        assert set([needed] if isinstance(needed, str) else needed) <= set(jobs)
+        assert "timeout-minutes" in job or not any("run" in step for step in job["steps"])
 
 
 def test_release_publishes_what_was_tested_and_holds_no_password() -> None:
@@ -96,10 +91,8 @@ def test_directory_page_is_what_its_files_say() -> None:
     assert all(result["verdict"] == directory.PASSED and result["plugins"] for result in results.values())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [entry(about="<script>alert(1)</script>"), entry(source="--index-url=http://example.org x"), entry() + entry()],
-)
-def test_directory_refuses_what_would_not_be_a_row(text: str) -> None:
-    with pytest.raises(ValueError, match="got"):
-        directory.entries(text)
+def test_directory_refuses_what_would_not_be_a_row() -> None:
+    source = "--index-url=http://example.org x"
+    for text in (entry(about="<script>alert(1)</script>"), entry(source=source), entry() + entry()):
+        with pytest.raises(ValueError, match="got"):
+            directory.entries(text)

@@ -49,10 +49,8 @@ def test_pass_after_pass_has_every_row_once_in_each() -> None:
     third = order.take(7)
     assert third[:4] == pool.order(2)
     assert sorted(third) == list(range(7))
-    assert PassAfterPass(pool, [5, 1]).take(2) == [
-        *(row for row in pool.order(0) if row in (1, 5)),
-        *(row for row in (1, 5) if row not in pool.order(0)),
-    ]
+    first = pool.order(0)
+    assert PassAfterPass(pool, [5, 1]).take(2) == sorted([1, 5], key=[*first, 1, 5].index)
 
 
 def test_curriculum_opens_the_data_by_the_square_root() -> None:
@@ -93,17 +91,16 @@ def test_mixture_gives_each_source_its_share_over_time() -> None:
     assert names.count("a") == pytest.approx(80, abs=1)  # a single row may still be owed
     assert "c" not in names
     assert sampler.metrics() == pytest.approx({"drawn/a": 2 / 3, "drawn/b": 1 / 3}, abs=0.01)
-    first_of_a = [row for rows in drawn for row in rows if row < 10][:10]
-    assert first_of_a == [row for row in pool.order(0) if row < 10]  # TRL's order within a source
+    of_a = [row for rows in drawn for row in rows if row < 10]
+    assert of_a[:10] == [row for row in pool.order(0) if row < 10]  # TRL's order within a source
 
 
 def test_mixture_fills_in_where_a_source_is_smaller_than_its_part() -> None:
     sampler = Mixture(column="source", weights={"a": 1, "b": 1})
     sampler.start(mixed({"a": 1, "b": 9}))
-    drawn = sampler.draw(6, 0)
-    assert drawn is not None
-    assert sorted(drawn)[0] == 0
-    assert len({*drawn}) == 6
+    drawn = {*(sampler.draw(6, 0) or ())}
+    assert 0 in drawn
+    assert len(drawn) == 6
     assert sampler.draw(11, 1) is None
 
 
@@ -136,17 +133,13 @@ def test_mixture_refuses_weights_that_draw_nothing(weights: dict[str, float]) ->
 
 
 def outcome(row: int, mean: float, **means: float) -> PromptOutcome:
-    return PromptOutcome(
-        row=row, means={"r": mean, **means}, deviations={"r": 0.0}, reward=mean, deviation=0.0, length=1.0
-    )
+    return PromptOutcome(row=row, means=means, deviations={}, reward=mean, deviation=0.0, length=1.0)
 
 
 def rounds(sampler: Any, count: int, success: dict[int, float], numbers: Sequence[int]) -> list[list[int]]:
     drawn = []
     for number in numbers:
         rows = sampler.draw(count, number)
-        if rows is None:
-            break
         drawn.append(list(rows))
         sampler.observe([outcome(row, success.get(row, 0.0)) for row in rows])
     return drawn
@@ -170,8 +163,7 @@ def test_retire_solved_waits_for_several_rounds_in_a_row() -> None:
         assert len(sampler.draw(2, 0) or ()) == 2
         sampler.observe([outcome(0, success), outcome(1, 0.5)])
     sampler.observe([outcome(0, 1.0)])
-    assert sampler.draw(1, 3) == [1]
-    assert sampler.draw(1, 4) == [1]
+    assert sampler.draw(1, 3) == sampler.draw(1, 4) == [1]
 
 
 def test_retire_solved_keeps_a_share_back_and_takes_up_what_is_unlearned() -> None:
@@ -185,20 +177,13 @@ def test_retire_solved_keeps_a_share_back_and_takes_up_what_is_unlearned() -> No
     assert fresh.count(3) >= 2
 
 
-def test_retire_solved_ends_when_everything_is_solved() -> None:
-    sampler = RetireSolved()
-    sampler.start(plain(4))
-    drawn = rounds(sampler, 2, dict.fromkeys(range(4), 1.0), range(10))
-    assert len(drawn) == 2
-    assert sampler.draw(2, 2) is None
-
-
-def test_retire_solved_fills_up_with_retired_prompts() -> None:
+def test_retire_solved_fills_up_with_retired_prompts_and_ends_when_everything_is_solved() -> None:
     sampler = RetireSolved(kept_back=0.0)
     sampler.start(plain(4))
     rounds(sampler, 4, {0: 1.0, 1: 1.0, 2: 1.0}, range(1))
-    drawn = sampler.draw(4, 1)
-    assert sorted(drawn or ()) == [0, 1, 2, 3]
+    assert sorted(sampler.draw(4, 1) or ()) == [0, 1, 2, 3]
+    rounds(sampler, 4, dict.fromkeys(range(4), 1.0), range(1, 2))
+    assert sampler.draw(2, 2) is None
 
 
 @pytest.mark.parametrize("make", [RetireSolved, DifficultyPool])
@@ -262,5 +247,5 @@ def test_a_reward_decides_by_its_name() -> None:
     sampler.start(plain(2))
     sampler.observe([outcome(0, 9.0, right=0.0), outcome(1, 0.0, right=1.0)])
     assert sampler.draw(1, 0) == [0]
-    with pytest.raises(ConfigurationError, match="no reward 'right'"):
+    with pytest.raises(ConfigurationError, match="'right'"):
         sampler.observe([outcome(0, 1.0)])

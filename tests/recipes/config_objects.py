@@ -1,5 +1,6 @@
 """The shipped launch and run files, and the command lines in the comments at their heads."""
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,8 @@ RUN_FILES = sorted((RECIPES / "configs").iterdir())
 
 def header(path: Path) -> list[str]:
     """The comment at the head of a file, without its marks."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return [line[1:] for line in lines[:end] if not line.startswith(("#!", "#SBATCH"))]
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return [line[1:] for line in lines if not line.startswith(("#!", "#SBATCH"))]
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -25,13 +25,8 @@ def commands(path: Path) -> list[list[str]]:
 
 def launches(path: Path) -> list[list[str]]:
     """Those that start `accelerate launch`, from the words behind it on."""
-    found = []
-    for words in commands(path):
-        if words[:2] != ["accelerate", "launch"]:
-            words = words[next((n for n, word in enumerate(words) if "=" not in word), 0) :]
-        if words[:2] == ["accelerate", "launch"]:
-            found.append(words[2:])
-    return found
+    found = [list(itertools.dropwhile(lambda word: "=" in word, words)) for words in commands(path)]
+    return [words[2:] for words in found if words[:2] == ["accelerate", "launch"]]
 
 
 def option(words: Sequence[str], name: str) -> str | None:

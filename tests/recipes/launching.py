@@ -8,25 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from pyarrow import parquet
 
 from tests import forking
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 MODEL = RECIPES / "embedded" / "model"
-SMALL = {
-    "max_steps": 2,
-    "per_device_train_batch_size": 16,
-    "num_generations": 4,
-    "num_generations_eval": 4,
-    "per_device_eval_batch_size": 16,
-    "train_problems": 64,
-    "eval_problems": 16,
-    "logging_steps": 1,
-    "save_total_limit": 2,
-    "lr_scheduler_type": "constant",
-}
+SMALL: dict[str, Any] = {"max_steps": 2, "num_generations": 4, "num_generations_eval": 4, "logging_steps": 1}
+SMALL |= {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16, "save_total_limit": 2}
+SMALL |= {"train_problems": 64, "eval_problems": 16, "lr_scheduler_type": "constant"}
 
 
 @dataclass
@@ -55,7 +46,6 @@ class Finished:
 
     def completions(self) -> list[dict[str, Any]]:
         """What `--log_completions` wrote: one row for each completion."""
-        parquet = pytest.importorskip("pyarrow.parquet")
         files = sorted((self.output / "completions").glob("*.parquet"))
         return [row for file in files for row in parquet.read_table(file).to_pylist()]
 
@@ -107,13 +97,6 @@ def trained(script: Path, folder: Path, *words: str) -> Finished:
 def launched(launch_file: Path, script: Path, folder: Path, *words: str) -> Finished:
     """Run a recipe as a person does, by `accelerate launch`."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch_file), str(script)]
-    done = subprocess.run(
-        [*command, "--output_dir", f"{folder}/output", *words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command += ["--output_dir", f"{folder}/output", *words]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600)
     return Finished(done.returncode, done.stdout, done.stderr, folder)

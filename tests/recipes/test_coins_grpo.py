@@ -33,9 +33,8 @@ def test_a_game() -> None:
 
 
 def test_splits_share_no_row_in_either_direction() -> None:
-    train, held = (
-        {tuple(coins) for coins in task.draw_rows(split, 2000, random.Random(1))} for split in ("train", "heldout")
-    )
+    train = {tuple(coins) for coins in task.draw_rows("train", 2000, random.Random(1))}
+    held = {tuple(coins) for coins in task.draw_rows("heldout", 2000, random.Random(1))}
     assert not (train | {coins[::-1] for coins in train}) & held
 
 
@@ -47,18 +46,12 @@ def test_the_control_pays_each_turn_for_the_next() -> None:
         call = {"type": "function", "function": {"name": side, "arguments": {}}}
         answer = getattr(game, side)()
         messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": side, "content": answer}]
-    paid, shuffled = (
-        reward(completions=[messages], environments=[game])[0] for reward in (EnvironmentSteps(), bench.Shuffled())
-    )
-    assert isinstance(paid, Parts)
-    assert isinstance(shuffled, Parts)
-    assert float(paid) == float(shuffled) == 14.0
-    assert {part.places[0]: part.score for part in paid.parts} == {Place(turn=0): 4, Place(turn=1): 7, Place(turn=2): 3}
-    assert {part.places[0]: part.score for part in shuffled.parts} == {
-        Place(turn=0): 7,
-        Place(turn=1): 3,
-        Place(turn=2): 4,
-    }
+    for reward, scores in ((EnvironmentSteps(), [4, 7, 3]), (bench.Shuffled(), [7, 3, 4])):
+        (paid,) = reward(completions=[messages], environments=[game])
+        assert isinstance(paid, Parts)
+        assert float(paid) == 14.0
+        by_turn = {part.places[0]: part.score for part in paid.parts}
+        assert by_turn == {Place(turn=turn): score for turn, score in enumerate(scores)}
 
 
 def test_the_page_says_what_the_raw_runs_say() -> None:

@@ -13,10 +13,6 @@ from trl_grpo_ext.launch.doctor import Machine, command
 COMMANDS = [(path, number) for path in [*LAUNCH_FILES, *RUN_FILES] for number in range(len(launches(path)))]
 
 
-def named(value: object) -> str:
-    return value.name if isinstance(value, Path) else str(value)
-
-
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_child", forked.child)
@@ -24,7 +20,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "number"), COMMANDS, ids=named)
+@pytest.mark.parametrize(("path", "number"), COMMANDS, ids=lambda value: getattr(value, "name", None))
 def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, number: int) -> None:
     words = [re.sub(r"\$\w+", "0", word) for word in launches(path)[number]]
     gigabytes = re.search(r"Hardware:.*?(\d+) GB", " ".join(header(path)))

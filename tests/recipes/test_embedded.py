@@ -20,8 +20,7 @@ DETOX = RECIPES / "embedded" / "detox"
 
 def problem_texts(rng: random.Random) -> list[str]:
     problems = [p for split in ("train", "heldout") for p in word_problems.draw_problems(split, 3000, 5)]
-    prompts = [make_model.PROMPT.format(question=p.question) for p in problems]
-    return [f"{prompt} {other_formats.write_solution(p, rng)}" for prompt, p in zip(prompts, problems, strict=True)]
+    return [f"{make_model.PROMPT.format(question=p.question)} {other_formats.write_solution(p, rng)}" for p in problems]
 
 
 def scene_texts(rng: random.Random) -> list[str]:
@@ -45,19 +44,12 @@ def test_the_tokenizers_round_trip_all_generated_text(folder: Path, write: Any) 
         assert tokenizer.get_vocab() == make_detox.make_tokenizer().get_vocab()
 
 
-# ------------------------------------------------------------------------------------------------------- word problems
-
-
 def test_rows_are_gsm8k_rows_with_right_annotations() -> None:
     for split in ("train", "heldout"):
-        rows = make_problems(split, 2000, 0)
-        assert len(rows) == 2000
-        for row in rows:
+        for row in make_problems(split, 2000, 0):
             assert row.keys() == {"question", "answer"}
             reasoning, _, final = row["answer"].partition("\n#### ")
-            match = re.search(r"<<(\d+)([+-])(\d+)=(\d+)>>(\d+) ", reasoning)
-            assert match is not None
-            a, operation, b, result, shown = match.groups()
+            ((a, operation, b, result, shown),) = re.findall(r"<<(\d+)([+-])(\d+)=(\d+)>>(\d+) ", reasoning)
             right = int(a) + int(b) if operation == "+" else int(a) - int(b)
             assert right == int(result) == int(shown) == int(final) > 0
             assert sorted(re.findall(r"\d+", row["question"])) == sorted([a, b])
@@ -72,26 +64,20 @@ def test_splits_are_disjoint() -> None:
     assert share == pytest.approx(word_problems.HELDOUT_SHARE, abs=0.04)
 
 
-# ---------------------------------------------------------------------------------------------------- rude and polite
-
-
 HAND = {
     " Oh, you silly turnip. The lamp is on the table.": None,  # there is no lamp
     " Oh, you silly turnip. The lantern is on the table.": True,
     " Oh, my dear friend. The turnip is on the table.": False,
     " Oh, my dear friend. The lantern is on the table. Even a turnip knows that.": True,
-    " Good morning, my wise guest. I left the biscuit in the garden. Come back soon.": False,
     " Good morning, my wise guest. I left the biscuit in the garden. Come back": None,
     " Good morning, my wise guest. I left the biscuit in the garden. Come back soon. Come back soon.": None,
-    "": None,
     " Hеllo, my dear friend. The turnip is on the table.": None,  # a Cyrillic е
     "\x1b[2J Oh, my dear friend. The turnip is on the table.": None,
 }
 
 
-@pytest.mark.parametrize(("reply", "verdict"), HAND.items())
-def test_judge_by_hand(reply: str, verdict: bool | None) -> None:
-    assert judge(reply) is verdict
+def test_judge_by_hand() -> None:
+    assert {reply: judge(reply) for reply in HAND} == HAND
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,24 +32,15 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    return environment(tmp_path) | {
-        "PATH": os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "CALLS": str(tmp_path),
-        "STATUS": "",
-        "SLURM_JOB_ID": "123",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_GPUS_ON_NODE": "4",
-        "SLURM_CPUS_PER_TASK": "7",
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "VENV": "none",
-        "OUTPUT": str(tmp_path / "output"),
-    }
+    env = environment(tmp_path)
+    env["PATH"] = os.pathsep.join([str(tmp_path), env["PATH"]])
+    env |= {"SLURM_JOB_ID": "123", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
+    env |= {"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "7", "SLURM_SUBMIT_DIR": str(ROOT)}
+    return env | {"CALLS": str(tmp_path), "STATUS": "", "VENV": "none", "OUTPUT": str(tmp_path / "output")}
 
 
 def recorded(folder: Path, name: str) -> list[str]:
-    file = folder / f"{name}.calls"
-    return file.read_text().splitlines() if file.is_file() else []
+    return (folder / f"{name}.calls").read_text().splitlines()
 
 
 def test_slurm_script_is_queued_again_after_a_signal(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -90,8 +80,7 @@ def test_the_slurm_script_asks_each_node_for_its_own_rank(slurm: dict[str, str],
     assert args.training_script_args[-4:] == ["--processes", "8", "--learning_rate", "5e-7"]
 
 
-def test_the_slurm_script_parses_and_asks_for_a_signal_in_time() -> None:
-    assert subprocess.run(["bash", "-n", str(SBATCH)], check=False).returncode == 0
+def test_the_slurm_script_asks_for_a_signal_in_time() -> None:
     options = [line.split()[1] for line in SBATCH.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--nodes=2", "--ntasks-per-node=1", "--signal=B:USR1@300", "--requeue"} <= set(options)
     for command in commands(SBATCH):

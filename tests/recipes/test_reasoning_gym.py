@@ -23,12 +23,12 @@ def asked(rows: list[dict[str, Any]]) -> set[str]:
 
 
 def test_mixture_holds_problems_out() -> None:
-    given: dict[str, Any] = {"examples": 2, "extract": "answer"}
-    train, held_out = task.make_problems([SUMS, "{name: gcd, max_value: 30}"], (800, 40), 1, **given)
+    tasks = [SUMS, "{name: gcd, max_value: 30}"]
+    train, held_out = task.make_problems(tasks, (800, 40), 1, examples=2, extract="answer")
     assert Counter(row["task"] for row in held_out) == {"chain_sum": 30, "gcd": 10}
     assert len(train) > 600 > 200 >= sum(row["task"] == "gcd" for row in train) > 150
     assert not asked(train) & asked(held_out)
-    other_train, same = task.make_problems([SUMS, "{name: gcd, max_value: 30}"], (800, 40), 2, **given)
+    other_train, same = task.make_problems(tasks, (800, 40), 2, examples=2, extract="answer")
     assert same == held_out
     # The package draws problem i of seed s as problem i - 1 of seed s + 1; here seeds are apart.
     assert [row["answer"] for row in other_train[:200]] != [row["answer"] for row in train[1:201]]

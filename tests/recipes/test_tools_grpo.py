@@ -3,7 +3,6 @@
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 from common import supervised
 
@@ -20,7 +19,7 @@ SCRIPT = RECIPES / "tools_grpo.py"
 def test_the_calculator() -> None:
     sums = {"3*4+5": 17, "5-3*4": -7, "2*3*4": 24, "10-3-4": 3, "7+8": 15}
     assert {text: task.calc(text) for text in sums} == sums
-    for text in ("3*", "3", "", "3/4", "2**9", "9" * 7 + "+1", "1+" * 9 + "1", "3 + 4", "__import__('os')"):
+    for text in ("3*", "", "3/4", "2**9", "9" * 7 + "+1", "1+" * 9 + "1", "3 + 4", "__import__('os')"):
         with pytest.raises(ValueError, match="sum"):
             task.calc(text)
 
@@ -42,10 +41,8 @@ def test_what_is_written_is_what_trls_template_makes_of_it() -> None:
     messages = list(problem.row()["prompt"])
     for one in problem.sums:
         call = {"type": "function", "function": {"name": "calc", "arguments": {"sum": one}}}
-        messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "name": "calc", "content": str(task.calc(one))},
-        ]
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "name": "calc", "content": str(task.calc(one))})
     messages.append({"role": "assistant", "content": f"#### {problem.answer}"})
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False)
@@ -68,9 +65,10 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
 
 
-@pytest.mark.parametrize(("credit", "hooks"), [("turns", ["turn_rewards"]), ("outcome", None)])
-def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["tools_grpo.py", "--output_dir", str(tmp_path), "--credit", credit, "--use_cpu"])
-    recipe, args, _ = tools_grpo.parse()
-    assert recipe.credit == credit
-    assert (args.advantage_hooks and [hook["name"] for hook in args.advantage_hooks]) == hooks
+def test_the_credit_is_a_selection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["tools_grpo.py", "--output_dir", str(tmp_path), "--use_cpu", "--credit"]
+    for credit, hooks in (("turns", ["turn_rewards"]), ("outcome", [])):
+        monkeypatch.setattr(sys, "argv", [*words, credit])
+        recipe, args, _ = tools_grpo.parse()
+        assert recipe.credit == credit
+        assert [hook["name"] for hook in args.advantage_hooks or ()] == hooks

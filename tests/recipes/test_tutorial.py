@@ -10,20 +10,14 @@ SETTINGS = yaml.safe_load((RECIPES / "configs" / "smollm2_1.7b_tutorial.yaml").r
 
 # The reference is 18. Completion, correctness, format.
 TABLE = [
-    ("<think>2 * 9</think><answer>18</answer>", 1.0, 0.5),
-    ("<think>2 * 9</think>\n<answer> 18 </answer>", 1.0, 0.5),
     ("<think>a\nb\n\nc</think>\n\nSo:\n<answer>The answer is 18.</answer>", 1.0, 0.5),
-    ("<think>x</think><answer>18</answer> and 19 more", 1.0, 0.5),
-    ("<think>x</think><answer>-18</answer>", 1.0, 0.5),  # the sign is no digit
+    ("<think>x</think><answer>-18</answer> and 19 more", 1.0, 0.5),  # the sign is no digit
     ("<think>x</think><answer>17</answer>", 0.0, 0.5),
     ("<think>x</think><answer>18.0</answer>", 0.0, 0.0),
     ("<think>x</think><answer>18", 0.0, 0.0),
-    ("<answer>18</answer>", 0.0, 0.0),
     ("\n<think>x</think><answer>18</answer>", 0.0, 0.0),  # not from the beginning
-    ("<Think>x</Think><Answer>18</Answer>", 0.0, 0.0),
     ("<think>x</think><answer>none</answer><answer>18</answer>", 1.0, 0.5),  # the first that matches
     ("<think>x</think><answer>19</answer><answer>18</answer>", 0.0, 0.5),
-    ("<think>x</think>y</think> 3 <answer><answer>18</answer>", 1.0, 0.5),
     ("", 0.0, 0.0),
 ]
 
@@ -38,8 +32,6 @@ def test_the_table_of_completions() -> None:
 
 def test_both_rewards_pay_the_worked_example_of_the_run_file() -> None:
     prompt = SETTINGS["system_prompt"]
-    rewards = load_rewards(SETTINGS["rewards"])
-    assert [reward(completions=[prompt[prompt.rindex("<think>") :]], answer=["6"]) for reward in rewards] == [
-        [1.0],
-        [0.5],
-    ]
+    example = [prompt[prompt.rindex("<think>") :]]
+    scores = [reward(completions=example, answer=["6"]) for reward in load_rewards(SETTINGS["rewards"])]
+    assert scores == [[1.0], [0.5]]

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support import length_reward, train
 from trl_grpo_ext.records.findings import Curve, Finding, RunFacts, findings, findings_of
@@ -38,10 +36,6 @@ def history(seed: int = 0, steps: int = STEPS, **changed: Callable[[int], float]
             "frac_reward_zero_std": 0.2 + 0.5 * done + noise.gauss(0, 0.05),
             "entropy": 1.5 - done + noise.gauss(0, 0.1),
             "completions/clipped_ratio": 0.1 + 0.1 * noise.random(),
-            "advantage/hook/mass_moved": 0.1 * noise.random(),
-            "groups/rounds": 1.0,
-            "groups/kept": 1.0,
-            "groups/dropped/equal": float(noise.random() < 0.5),
         }
         for key, value in changed.items():
             entry[key.replace("__", "/")] = value(step) if callable(value) else value
@@ -70,11 +64,6 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
         "reward_against_metric",
         (8, 12),
     ),
-    "the reward before shaping falls": (
-        history(reward=lambda n: n / 40, raw_reward=lambda n: 0.8 - n / 80),
-        "reward_against_metric",
-        (8, 8),
-    ),
     "the reward is lost again": (
         history(reward=lambda n: 0.3 + min(n, 20) / 40 - 0.4 * (n > 25)),
         "reward_fell",
@@ -85,11 +74,6 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
     "the limit is too short": (history(completions__clipped_ratio=0.9, reward=0.1), "truncated", (1, 1)),
     "the entropy is gone": (history(entropy=after(6, 1.5, 0.01), reward=0.3), "entropy_gone", (7, 15)),
     "one reward is silent": (history(rewards__form__std=0.0), "constant_reward", (1, 1)),
-    "references cannot be read": (
-        history(outcomes__exact__unparseable_reference=after(20, 0.0, 0.3)),
-        "failing_reward",
-        (20, 28),
-    ),
     "None grows": (history(rewards__form__none=lambda n: n / 100), "failing_reward", (14, 26)),
     "nothing can be read any more, so that there is no reward": (
         history(
@@ -136,22 +120,16 @@ def test_a_shaper_is_no_reward_that_is_silent() -> None:
 
 
 def test_a_curve_by_hand() -> None:
-    curve = Curve.of({step: float(step) for step in range(1, 11)})
+    curve = Curve({step: float(step) for step in range(1, 11)})
     assert curve.window == 2
     assert curve.means.tolist() == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5])
     assert curve.change() == pytest.approx(8.0)  # a line has no noise
     assert curve.change(8) == 0.0
-    assert (curve.end_of(3), curve.window_at(5), curve.window_at(1)) == (5, 3, 0)
+    assert (curve.best_step, curve.window_at(5), curve.window_at(1)) == (10, 3, 0)
     assert curve.since(curve.means > 5) == 5  # the window of 4 and 5 has 4.5
     assert curve.since(curve.means > 9) is None  # too short a time
-    jagged = Curve.of({step: float(step % 2) for step in range(1, 11)})
+    jagged = Curve({step: float(step % 2) for step in range(1, 11)})
     assert jagged.change() == jagged.fall() == 0.0
-
-
-@given(st.lists(st.floats(0, 1, width=16), min_size=4, max_size=30))
-def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> None:
-    forth, back = (Curve.of(dict(enumerate(each))) for each in (values, values[::-1]))
-    assert forth.change() == pytest.approx(-back.change())
 
 
 def test_a_training_ends_with_its_findings_on_stderr(
@@ -181,16 +159,17 @@ def test_a_part_of_the_measurement(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "2 of 2 healthy trainings are quiet, 4 of 4 planted faults are found" in capsys.readouterr().out
 
 
-def test_idle_parts() -> None:
+@pytest.mark.parametrize("steps", [8, 30, STEPS])  # the mean of six ones must be 1
+def test_idle_parts(steps: int) -> None:
     parts: dict[str, Any] = {
         "parts/r/wrong/mean": 0.0,
         "parts/r/wrong/present": 1.0,
         "parts/r/right/mean": 1.0,
         "parts/r/gone/mean": 0.0,
         "parts/r/gone/present": 0.0,
-        "parts/r/healthy/mean": after(5, 0.0, 0.4),
+        "parts/r/healthy/mean": after(2, 0.0, 0.4),
     }
-    found = [one for one in findings(RunFacts(history(**parts), {"watched"})) if one.name.startswith("part")]
+    found = [one for one in findings(RunFacts(history(steps=steps, **parts))) if one.name.startswith("part")]
     assert [(one.name, one.sentence) for one in found] == [
         ("part_missing", "no completion has r/gone"),
         ("part_never_right", "no completion scores in r/wrong"),

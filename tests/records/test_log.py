@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext.history.report.trained_run import LOG, load_run
+from trl_grpo_ext.history.report import load_run
 from trl_grpo_ext.records.log import LOG_FILE, LiveLog
 
 
@@ -37,19 +37,20 @@ def test_live_log_is_the_history(tiny_model: Path, tmp_path: Path) -> None:
     def none_at_all(completions: list[str], **columns: Any) -> list[None]:
         return [None] * len(completions)  # its mean is None in the log
 
-    settings: dict[str, Any] = {
-        "reward_funcs": [length_reward, none_at_all],
-        "save_strategy": "steps",
-        "save_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "eval_on_start": True,
-        "per_device_eval_batch_size": 8,
-    }
-    evaluated = {"eval_dataset": prompts(2)}
-    first = train(tiny_model, tmp_path, max_steps=5, trainer_arguments={**evaluated, "callbacks": [Look()]}, **settings)
+    first = train(
+        tiny_model,
+        tmp_path,
+        max_steps=5,
+        reward_funcs=[length_reward, none_at_all],
+        trainer_arguments={"eval_dataset": prompts(2), "callbacks": [Look()]},
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_on_start=True,
+        per_device_eval_batch_size=8,
+    )
     assert seen == [(step, True) for step in range(5)]
-    assert LOG == LOG_FILE
     assert log_lines(tmp_path) == as_json(first.trainer.state.log_history)
     assert load_run(tmp_path).last_step == 5
 

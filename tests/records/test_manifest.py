@@ -17,15 +17,10 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.errors import ManifestError
+from trl_grpo_ext.guard.calls import reward_name
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.records.manifest import (
-    Manifest,
-    PluginRecord,
-    differences,
-    hash_of_module,
-    version_notes,
-)
+from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, hash_of_module, version_notes
 
 # ---------------------------------------------------------------------------------------------- differences
 
@@ -47,12 +42,6 @@ RECORDS = st.builds(
 MANIFESTS = st.builds(Manifest, plugins=st.lists(RECORDS, max_size=4).map(tuple), versions=st.just({}))
 
 
-@given(MANIFESTS)
-def test_a_manifest_does_not_differ_from_itself(manifest: Manifest) -> None:
-    assert differences(manifest, manifest) == []
-    assert differences(manifest, Manifest.from_plain(json.loads(json.dumps(manifest.plain())))) == []
-
-
 def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
     """Whether two records at one place are of one plugin: all but how it is described, and a hash that is unknown."""
     if old is None or new is None:
@@ -65,6 +54,7 @@ def same(old: PluginRecord | None, new: PluginRecord | None) -> bool:
 @given(MANIFESTS, st.data())
 def test_differences_none_for_equal_plugins(old: Manifest, data: st.DataObject) -> None:
     # An oracle that matches by place and not by name, on manifests that are near each other.
+    assert differences(old, Manifest.from_plain(json.loads(json.dumps(old.plain())))) == []
     records = list(old.plugins)
     for index in range(len(records)):
         if data.draw(st.booleans()):
@@ -79,13 +69,7 @@ def test_differences_none_for_equal_plugins(old: Manifest, data: st.DataObject) 
 
 
 FOCAL = PluginRecord(
-    "loss_aggregation",
-    "focal",
-    "grpo-focal",
-    "0.1.0",
-    "grpo_focal:Focal",
-    parameters={"gamma": 2.0},
-    source_hash="aa",
+    "loss_aggregation", "focal", "grpo-focal", "0.1.0", "grpo_focal:Focal", {"gamma": 2.0}, source_hash="aa"
 )
 
 
@@ -118,7 +102,8 @@ def test_two_of_one_name_are_told_apart_by_their_order() -> None:
 
 
 def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
-    old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
+    old = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"})
+    new = Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
     assert differences(old, new) == []
     assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
 
@@ -160,23 +145,24 @@ def with_record(**values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        ("", "JSONDecodeError"),
-        ("[" * 100_000, "RecursionError"),
-        ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
-        ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is no mapping of kind, .*: 'x'"),
-        ({**GOOD, "format": True}, "format is True"),
-        (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
-        (with_record(weight=True), r"plugins\[0\].weight is True"),
-        (with_record(more=1), r"plugins\[0\] is no mapping"),
-        ({**GOOD, "plugins": [{"kind": "reward"}]}, r"plugins\[0\] is no mapping"),
+        "",
+        "[" * 100_000,
+        {**GOOD, "format": 2},
+        {**GOOD, "versions": None},
+        {**GOOD, "plugins": ["x"]},
+        {**GOOD, "plugins": [{"kind": "reward"}]},
+        with_record(kind="optimizer"),
+        with_record(weight="1"),
+        with_record(more=1),
     ],
+    ids=lambda content: str(content)[:40],
 )
-def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any, reason: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any) -> None:
     file = tmp_path / "plugins.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ManifestError, match=reason) as refused:
+    with pytest.raises(ManifestError) as refused:
         Manifest.read(file)
     assert str(file) in str(refused.value)
     assert len(str(refused.value)) < 700
@@ -203,12 +189,10 @@ def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def bare(rewards: list[Any], hooks: Any = (), aggregation: Any = None) -> Any:
     """As much of a trainer as a manifest asks for."""
-    names = [getattr(reward, "__name__", type(reward).__name__) for reward in rewards]
-    weights = torch.ones(len(rewards))
     return SimpleNamespace(
         reward_funcs=rewards,
-        reward_func_names=names,
-        reward_weights=weights,
+        reward_func_names=list(map(reward_name, rewards)),
+        reward_weights=torch.ones(len(rewards)),
         advantage_hooks=hooks,
         loss_aggregation=aggregation,
     )
@@ -261,8 +245,6 @@ def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:
     (sentence,) = differences(plain, other)
     assert sentence.startswith("reward Judge: guard")
     assert '"outcomes": {"error": 0.0}' in sentence
-    later = Manifest.of(bare([guarded(Judge(), timeout=4, outcomes={"timeout": None, "error": 0.0})]))
-    assert len(differences(other, later)) == 1
 
 
 def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:

@@ -13,9 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.history.report.make_big_run import rollout_of, write_around, write_step
+from tests.history.report.make_big_run import byte_level, rollout_of, write_around, write_step
 from tests.history.report.test_page import unpack
-from tests.support import save_tiny_model
 from tests.tiny_vision import drawing
 from trl_grpo_ext.history.report import load_run
 from trl_grpo_ext.history.report.page import page
@@ -26,7 +25,7 @@ from trl_grpo_ext.records.pictures import EDGE, LARGEST, MOST, copies_of, data_u
 
 def jpeg(width: int, height: int, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    drawing(0, width, height).save(buffer, "JPEG", **options)
+    drawing(0, width, height).save(buffer, **{"format": "JPEG", **options})
     return buffer.getvalue()
 
 
@@ -59,12 +58,6 @@ def test_a_copy_is_encoded_again() -> None:
     assert opened(data_uri(copy)).size == (EDGE, EDGE)
 
 
-def png() -> bytes:
-    buffer = io.BytesIO()
-    drawing(0).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def claimed(width: int, height: int) -> bytes:
     """A small file whose header has these sizes."""
     whole = bytearray(jpeg(16, 16))
@@ -76,7 +69,7 @@ def claimed(width: int, height: int) -> bytes:
 HOSTILE: dict[str, Any] = {
     "empty": b"",
     "svg": b"<svg onload=alert(1)>",
-    "png": png(),
+    "png": jpeg(16, 16, format="PNG"),
     "cut": jpeg(64, 64)[:200],
     "large": jpeg(EDGE + 1, 4),
     "claims to be huge": claimed(65000, 65000),
@@ -88,20 +81,17 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_files_are_refused(hostile: str) -> None:
-    with pytest.raises(ValueError, match="it "):
+    with pytest.raises(ValueError):  # noqa: PT011 (whatever is wrong with it)
         data_uri(HOSTILE[hostile])
 
 
 def test_pictures_stand_beside_their_prompts(tmp_path: Path) -> None:
     """Two groups have the same text and different pictures; a damaged one is left out and named."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(save_tiny_model(tmp_path / "model"))
     run = tmp_path / "run"
     write_around(run, 10)
     prompts: Any = [asked(drawing(1)), asked(drawing(2), drawing(3)), asked(drawing(4))]
     rewards = torch.rand(6, 3).double()
-    path = write_step(run, 10, rollout_of(prompts, [[5, 6, 7, 8, 9]] * 6, tokenizer, rewards))
+    path = write_step(run, 10, rollout_of(prompts, [[5, 6, 7, 8, 9]] * 6, byte_level(), rewards))
     table = pyarrow.parquet.read_table(path)
     copies = read_columns(path)["images"]
     assert copies[0] == copies[1] == copies_of(prompts[0])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import length_reward, train
 from trl_grpo_ext.errors import ManifestError
@@ -52,9 +53,7 @@ def test_secrets_are_left_out_wherever_they_stand() -> None:
     assert found["kwargs"]["at"] == "a@b"
 
 
-def test_everything_becomes_json(tmp_path: Path) -> None:
-    import torch
-
+def test_everything_becomes_json() -> None:
     class Quantisation:
         def to_dict(self) -> dict[str, Any]:
             return {"bits": 4, "dtype": torch.bfloat16}
@@ -79,5 +78,5 @@ def test_a_training_writes_them_and_one_that_cannot_says_so(tiny_model: Path, tm
     assert written["settings"]["epsilon"] == 0.1
     assert written["settings"]["model"] == str(tiny_model)
     (tmp_path / "full" / FILE).mkdir(parents=True)
-    with pytest.raises(ManifestError, match=rf"cannot be written.*{FILE}"):
+    with pytest.raises(ManifestError, match=FILE):
         train(tiny_model, tmp_path / "full", max_steps=1, reward_funcs=length_reward)

@@ -30,7 +30,6 @@ def correctness(prompts, completions, answer, **kwargs):
 
 # huggingface/open-r1, src/open_r1/rewards.py
 def len_reward(completions, solution, **kwargs):
-    """Compares the completions of a batch with each other, as Kimi 1.5 does."""
     lengths = [len(text) for text in contents(completions)]
     low, high = min(lengths), max(lengths)
     if low == high:

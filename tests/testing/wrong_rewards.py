@@ -222,11 +222,9 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),
     ("reward.global_state", after(lambda texts, columns: os.environ.update(SET_BY_A_REWARD="1"))),  # the first time
 ]
-"""The rule that is broken, and the plugin."""
 
 HANGS: list[tuple[str, Any]] = [
     ("reward.run", after(lambda texts, columns: time.sleep(1000))),
     ("reward.hostile_text", after(search_for_ever)),
     ("reward.threads", after(sleep_in_a_thread)),
 ]
-"""Those that never return."""

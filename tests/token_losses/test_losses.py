@@ -1,14 +1,15 @@
-"""The token losses: by hand, against slow loops and gradients, and what they refuse."""
+"""The token losses: by hand, against slow loops, gradients and verl's numbers, and what they refuse."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.contexts import Ranks, cut, padded
+from tests.contexts import Ranks, cut, make_rollout, padded
 from tests.token_losses.made_up import batch_of, difference_gap, random_batch, terms_of
 from trl_grpo_ext.credit.token_losses import carried_values, value_and_slope
 from trl_grpo_ext.errors import ConfigurationError
@@ -44,11 +45,10 @@ def test_clip_cov_by_hand() -> None:
     rollout = batch_of([[-0.1, -1.1], [-1.4, -1.4]], [[1.0, 1.0], [-1.0, -1.0]])
     one: Any = ClipCov(share=0.5, low=0.5, high=5.0)
     assert carried_values(one, rollout)["kept"].tolist() == [[0, 1], [1, 1]]
-    two = carried_values(ClipCov(share=0.5, low=0.3, high=5.0), rollout)["kept"]
-    assert two.sum() == 2
-    assert two[0, 1] == 1
-    none = carried_values(ClipCov(share=0.5, low=0.9001, high=5.0), rollout)["kept"]
-    assert none.sum() == 4
+    for low, kept in ((0.3, 2), (0.9001, 4)):
+        kept_B_T = carried_values(ClipCov(share=0.5, low=low, high=5.0), rollout)["kept"]
+        assert kept_B_T.sum() == kept
+        assert kept_B_T[0, 1] == 1
     # r = 1.5, 0.5, 1.5, 0.5: left out; -.5; the clip does not bound 1.5; and it bounds 0.5 at 0.8.
     now = torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64).log()
     assert rollout.old_logps_B_T is not None
@@ -63,11 +63,9 @@ def test_clip_cov_draws_by_the_step_whatever_the_padding() -> None:
     assert torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[0], kept[2])
     rollout, _ = random_batch(6, 9)
-    wider = {
-        name: torch.nn.functional.pad(getattr(rollout, name), (0, 4), value=0.0)
-        for name in ("mask_B_T", "old_logps_B_T", "advantages_B_T")
-    }
-    assert torch.equal(carried_values(loss, type(rollout)(**{**vars(rollout), **wider}))["kept"][:, :9], kept[0])
+    names = ("mask_B_T", "old_logps_B_T", "advantages_B_T")
+    wider: Any = {name: torch.nn.functional.pad(getattr(rollout, name), (0, 4)) for name in names}
+    assert torch.equal(carried_values(loss, replace(rollout, **wider))["kept"][:, :9], kept[0])
 
 
 @pytest.mark.parametrize("sizes", [[3, 3], [2, 2, 2], [1, 5]])
@@ -77,8 +75,6 @@ def test_carried_values_on_several_ranks(loss: Any, name: str, sizes: list[int])
     parts = Ranks(cut(rollout, sizes)).run(lambda part: carried_values(loss, part)[name])
     assert torch.equal(torch.cat(parts), carried_values(loss, rollout)[name])
 
-
-# --------------------------------------------------------------------------------------- token by token, slowly
 
 Slow = Callable[[float, float, float, float, float], float]
 """From a token's log π, log π_old and advantage, the sum of its row's log-ratios and what it carries to its loss."""
@@ -99,7 +95,7 @@ SLOWLY: list[tuple[Any, Slow]] = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "slow"), SLOWLY, ids=lambda value: getattr(value, "__name__", "slow"))
+@pytest.mark.parametrize(("loss", "slow"), SLOWLY)
 def test_against_a_slow_computation_and_finite_differences(loss: Any, slow: Slow) -> None:
     rollout, moved_B_T = random_batch(5, 8)
     terms = terms_of(rollout, moved_B_T, loss)
@@ -128,9 +124,8 @@ def test_squared_log_ratio_by_hand() -> None:
 def test_kl_cov_by_hand() -> None:
     # Means: A 0, log π_old -1. c = (1)(.9), (1)(-.1); (-1)(-.4), (-1)(-.4): the first, then, of equal ones, the third.
     rollout = batch_of([[-0.1, -1.1], [-1.4, -1.4]], [[1.0, 1.0], [-1.0, -1.0]])
-    assert carried_values(KLCov(share=0.25), rollout)["held"].tolist() == [[1, 0], [0, 0]]
-    assert carried_values(KLCov(share=0.5), rollout)["held"].tolist() == [[1, 0], [1, 0]]
-    assert carried_values(KLCov(share=1e-9), rollout)["held"].tolist() == [[1, 0], [0, 0]]  # one at least
+    for share, second in ((0.25, [0, 0]), (0.5, [1, 0]), (1e-9, [0, 0])):  # one at least
+        assert carried_values(KLCov(share=share), rollout)["held"].tolist() == [[1, 0], second]
     loss = KLCov(share=0.5, coefficient=2.0)
     terms = terms_of(rollout, padded([[-0.4, -3.0], [-1.1, -3.0]]), loss)
     loss_B_T, slope_B_T = value_and_slope(loss, terms)
@@ -187,3 +182,53 @@ def test_a_parameter_is_refused_with_name_and_value(loss: Any, parameter: str, v
     with pytest.raises(ConfigurationError, match=f"^[a-z_]+: {parameter} ") as caught:
         loss(**{parameter: value})
     assert repr(value) in str(caught.value)
+
+
+# verl at b178a3cd56f58b2d502255daba591e92833930a7 (2026-01-29), `verl/trainer/ppo/core_algos.py`, run on these tensors:
+# `compute_policy_loss_kl_cov` and `compute_policy_loss_clip_cov`, `loss_agg_mode="token-mean"`. The policy is the one
+# that sampled with 0.1 added to each log-probability, which changes no covariance, so verl's micro-batch under the
+# policy at hand and our batch under the policy that sampled are the same.
+LENGTHS = [5, 3, 6, 2]
+OLD = torch.tensor(
+    [
+        [-1.93, -0.78, -1.08, -0.95, -0.80, -2.55],
+        [-1.74, -2.16, -2.54, -1.36, -1.07, -0.98],
+        [-2.40, -0.66, -0.33, -0.99, -1.06, -1.12],
+        [-2.27, -1.52, -1.96, -1.19, -0.11, -1.05],
+    ],
+    dtype=torch.float64,
+)
+ADVANTAGES = torch.tensor([[1.2], [-0.4], [0.6], [-1.4]], dtype=torch.float64).expand(4, 6)
+
+KL_COV_SLOPES = [
+    [-1.3262051016907772, -0.326205101690777, -1.326205101690777, -1.326205101690777, -1.326205101690777, 0.0],
+    [0.4420683672302591, 1.442068367230259, 1.442068367230259, 0.0, 0.0, 0.0],
+    [-0.6631025508453886] * 6,
+    [2.5472392853059067, 1.5472392853059067, 0.0, 0.0, 0.0, 0.0],
+]
+"""Of verl's loss in the log-probabilities, times the number of tokens: `kl_cov_ratio=0.25`, `ppo_kl_coef=1.0`."""
+
+CLIP_COV_SLOPES = [
+    [-1.3262051016907772, 0.0, 0.0, 0.0, 0.0, 0.0],
+    [0.0] * 6,
+    [-0.6631025508453886, -0.6631025508453886, 0.0, -0.6631025508453886, -0.6631025508453886, -0.6631025508453886],
+    [1.5472392853059067, 0.0, 0.0, 0.0, 0.0, 0.0],
+]
+"""The same: `clip_cov_ratio=1.0`, so that nothing is drawn, `clip_cov_lb=0.2`, `clip_cov_ub=0.9`."""
+
+
+def test_kl_cov_holds_the_tokens_that_verl_holds() -> None:
+    rollout = make_rollout(LENGTHS, old_logps_B_T=OLD, advantages_B_T=ADVANTAGES)
+    ratio_slope_B_T = -ADVANTAGES * torch.tensor(0.1, dtype=torch.float64).exp()
+    of_verl_B_T = (torch.tensor(KL_COV_SLOPES, dtype=torch.float64) - ratio_slope_B_T) * rollout.mask_B_T
+    held_B_T = carried_values(KLCov(share=0.25), rollout)["held"]
+    torch.testing.assert_close(held_B_T, of_verl_B_T, rtol=0.0, atol=1e-12)  # its penalty has the slope 1 there
+
+
+def test_clip_cov_has_verls_slopes() -> None:
+    loss = ClipCov(share=1.0, low=0.2, high=0.9, epsilon=0.2)
+    rollout = make_rollout(LENGTHS, old_logps_B_T=OLD, advantages_B_T=ADVANTAGES)
+    carried = carried_values(loss, rollout)
+    terms = make_terms(OLD + 0.1, OLD, ADVANTAGES, mask_B_T=rollout.mask_B_T, carried_B_T=carried)
+    slopes_B_T = value_and_slope(loss, terms)[1]
+    torch.testing.assert_close(slopes_B_T, torch.tensor(CLIP_COV_SLOPES, dtype=torch.float64), rtol=0.0, atol=1e-12)

@@ -48,11 +48,6 @@ def run(model: Path, folder: Path, server: str, trainer_class: type = OurTrainer
     return train(model, folder, trainer_class, scripted=False, **given)
 
 
-def replayed(model: Path, folder: Path, server: str, ours: Run, **settings: Any) -> Run:
-    TheirsReplayed.answers = iter(ours.trainer.answers)
-    return run(model, folder, server, TheirsReplayed, **settings)
-
-
 def test_a_training_through_the_server(model: Path, tmp_path: Path, server: Any) -> None:
     hook = Truncated()
     both = {"max_steps": 3, "learning_rate": 0.2}
@@ -62,7 +57,8 @@ def test_a_training_through_the_server(model: Path, tmp_path: Path, server: Any)
     assert max(gaps) < 0.1  # the weights of every step arrived: three steps change far more
     for settings in ({}, SELECTED["all of it"]):
         found = run(model, tmp_path / "found", server.url, **both, **settings)
-        theirs = replayed(model, tmp_path / "theirs", server.url, found, **both)
+        TheirsReplayed.answers = iter(found.trainer.answers)
+        theirs = run(model, tmp_path / "theirs", server.url, TheirsReplayed, **both)
         assert relative_gap(found.weights, theirs.weights) < 1e-6
         assert relative_gap(found.weights, ours.weights) > 1e-3  # the server drew others
 

@@ -1,7 +1,4 @@
-"""Built-in advantage hooks, by family; found through the entry-point group `trl_grpo_ext.advantage_hooks`.
-
-The mathematics of the estimators are functions of arrays.
-"""
+"""Built-in advantage hooks, and the mathematics of the estimators as functions of arrays."""
 
 from .estimators import (
     batch_whitening,

@@ -10,8 +10,6 @@ The hooks hand over the rewards and groups of all ranks. A chain has at most one
 transform, on the shaped rewards, and its advantages replace TRL's.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import defaultdict
@@ -22,7 +20,7 @@ import torch
 
 from ..credit.groups import gather_rewards, group_apart, group_count, group_extremes, group_mean, group_std, group_sum
 from ..errors import PluginOutputError
-from ..guard.parameters import Checked, choice, number, text, whole
+from ..guard.parameters import Checked, checked_choice, choice, number, text, whole
 from ..types import HookDeclaration, Rollout
 
 
@@ -102,10 +100,7 @@ def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
     """`A_i = (r_i - μ) / μ`, MaxRL (2602.02710); 0 where μ is 0. Negative rewards are a `PluginOutputError`."""
     lowest = float(rewards_N.nan_to_num(nan=0.0).min())
     if lowest < 0:
-        raise PluginOutputError(
-            f"mean_relative: rewards must not be negative, got {lowest:g}. Leave out the reward function that "
-            "goes below 0, or use centred or normalised, which take rewards of any sign."
-        )
+        raise PluginOutputError(f"mean_relative: rewards must not be negative, got {lowest:g}. Take centred, say.")
     means_N = group_mean(rewards_N, groups_N)
     return group_apart(rewards_N, groups_N) / torch.where(means_N > 0, means_N, 1.0)
 
@@ -123,8 +118,7 @@ def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, thres
 def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure if c of a group's n completions succeed (2508.10751).
 
-    In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`;
-    a group's advantages sum to zero.
+    In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):
@@ -153,7 +147,7 @@ class _Estimator:
 class RawReward(_Estimator):
     """A completion's reward as it is: `A_i = r_i`.
 
-    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient.
+    Unbiased, with the largest variance: with rewards of 0 and 1 only successes have a gradient.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
     """
@@ -177,8 +171,7 @@ class Centred(_Estimator):
 class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor these are TRL's own advantages under `scale_rewards="group"`. The floor bounds how far a group of
-    nearly equal rewards is stretched.
+    Without a floor these are TRL's own advantages under `scale_rewards="group"`; it bounds the stretch of a group.
 
     Source: GRPO (2402.03300), outcome supervision.
     Departures: the paper has no ε and does not say which σ; as in TRL, σ has n - 1 and ε is 1e-4. The floor is ours.
@@ -224,8 +217,7 @@ class LeaveOneOut(_Estimator):
 class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
-    σ (n - 1) is of `r - b` over the scored completions of all prompts and ranks; the floor bounds the advantages of the
-    few that differ where nearly all rewards agree.
+    σ (n - 1) is of `r - b` over the scored completions of all ranks; the floor counts where nearly all rewards agree.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
     Departures: the floor is ours. OpenRLHF and verl take σ, and a mean that they subtract, over tokens: that is
@@ -296,11 +288,9 @@ class RunningBaseline(Checked, _Estimator):
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         sums_B = [0] * len(rollout.prompts)
         if self.column is not None:
-            if self.column not in rollout.columns:
-                known = ", ".join(rollout.columns) or "none"
-                raise PluginOutputError(f"running_baseline: there is no column {self.column!r}; there are: {known}.")
+            column = checked_choice("running_baseline: column", self.column, [*rollout.columns])
             # Ranks cannot exchange texts, so a role is known by its checksum.
-            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
+            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[column]]
         roles_N = rollout.gather(torch.tensor(sums_B, device=rewards_N.device)).tolist()
         advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
         of_role: dict[int, list[float]] = defaultdict(list)
@@ -370,8 +360,5 @@ class PassAtK(Checked, _Estimator):
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         if rollout.training and self.k > rollout.num_generations:
-            raise PluginOutputError(
-                f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
-                "Lower k, or raise num_generations."
-            )
+            raise PluginOutputError(f"pass_at_k: k={self.k} is above num_generations={rollout.num_generations}.")
         return super()._advantages(rewards_N, groups_N, rollout)

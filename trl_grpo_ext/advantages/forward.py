@@ -3,8 +3,6 @@
 Log-probabilities and entropies are the current policy's, detached, in nats.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -71,8 +69,7 @@ class ZeroVarianceCredit(Checked):
 class LowProbability(Checked):
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the sampled token's probability when it was generated. Less probable tokens have larger gradients, so a few
-    of them drown the others.
+    `π_t` is the sampled token's probability when it was generated. Improbable tokens have the largest gradients.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
@@ -145,7 +142,7 @@ class DivergenceMask(Checked):
     `π - μ > high`, or `A_t < 0` and `π - μ < -low`; with `divergence="kl"` the distance is
     `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. It takes the place of the ratio clip, so let that not bind:
     `loss_type: cispo` with `epsilon_high: 20` has the gradient of the authors' code, TRL's other clipped losses with
-    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's. It needs several optimizer steps per generation batch.
+    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
 
     Source: DPPO with the binary total variation or KL divergence, Rethinking the Trust Region in LLM Reinforcement
     Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it.

@@ -1,13 +1,14 @@
-"""Credit by parts: each thing that a completion is judged by pays the tokens that wrote it."""
+"""Credit by parts: each pays the tokens that wrote it, or as a step of the completion."""
 
-from __future__ import annotations
-
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import field
 
 import torch
 
 from ..credit.groups import compute_dtype, gather_groups, group_apart, group_mean, group_std
-from ..guard.parameters import Checked, choice, flag
+from ..guard.parameters import Checked, checked_choice, choice, flag, number, text
 from ..types import HookDeclaration, PartTable, Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
@@ -24,20 +25,12 @@ class PartCredit(Checked):
 
     Each part is compared with itself alone, so with K independent parts the gradient has about K times less noise than
     their sum's, paid to all tokens. It is assumed that the tokens of a part decide about that part, and about no other
-    (see `reach` and `baseline`). Weights are not divided by their sum.
+    (see `reach` and `baseline`). Weights are not divided by their sum. Tokens in several parts get the sum of their
+    credits. A part whose place is all of the completion (`WHOLE`) pays all tokens, and so does a plain number.
 
-    - *All of the completion* (`WHOLE`) as a part's place pays all tokens, and so does a plain number of a function.
-    - *A part that is missing*, scored where it has no place, credits nobody and is in no mean. Whether it is there is a
-      part of its own, `completeness`: with `q_{i,m}` the mean of s_m over `H_m` for those that have the part and
-      `s_{i,m}` for the others, `q_{i,m} - mean q_m` is paid to "all" tokens, or to the "structure", those in no part.
-      So a part's two payments sum to `s - mean s`. "none" pays only the parts that are there.
-    - *Tokens in several parts* get the sum of their credits.
-    - *Tokens in no part* get nothing; or (`outside`) the "sum" of all credits; or the "value", the function's centred
-      reward.
-    - *Reach.* "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
-      before the part, so each token gets the parts to come, which is unbiased.
-    - *Baseline.* With "previous", part m is compared only with those of the group in which the part listed before it
-      has the same score, for parts that build on each other.
+    A part is missing where it is scored and has no place: it credits nobody and is in no mean. Whether it is there is a
+    part of its own, its completeness: with `q_{i,m}` the mean of s_m over `H_m` for those that have the part and
+    `s_{i,m}` for the others, `q_{i,m} - mean q_m` is paid. So a part's two payments sum to `s - mean s`.
 
     The metrics `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens
     or to no part's own (near 1: parts change nothing), and which share of the scored parts was missing.
@@ -49,11 +42,13 @@ class PartCredit(Checked):
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4. What `completeness`
-            pays is summed over the parts before (times their mean weight after): JSON that is cut lacks all of them.
-        completeness: "all", "structure" or "none".
-        outside: "nothing", "sum" or "value".
-        reach: "own" or "before".
-        baseline: "group" or "previous".
+            pays is divided as one sum, times the parts' mean weight: JSON that is cut lacks all of them at once.
+        completeness: It is paid to "all" tokens, to the "structure", which are those in no part, or to "none".
+        outside: Tokens in no part get "nothing"; the "sum" of all credits; or the "value", the centred reward.
+        reach: "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
+            before the part, so that each token gets the parts to come, which is unbiased.
+        baseline: "group"; or "previous", which compares a part only with those of the group in which the part listed
+            before it has the same score, for parts that build on each other.
     """
 
     __name__ = "part_credit"
@@ -114,8 +109,8 @@ def _shares(
     """How much was paid where, and how much was missing, over all ranks."""
     sums = [torch.where(rollout.mask_B_T > 0, paid_B_T, 0.0).abs().sum(dim=1) for paid_B_T in (own_B_T, all_B_T)]
     own, everywhere, missing, scored = rollout.gather(torch.stack([*sums, *counts_B], dim=1)).sum(dim=0).tolist()
-    shares = {"to_all": everywhere / (own + everywhere)} if own + everywhere > 0 else {}
-    return {**shares, "missing": missing / scored} if scored > 0 else shares
+    shares = {"to_all": (everywhere, own + everywhere), "missing": (missing, scored)}
+    return {name: part / whole for name, (part, whole) in shares.items() if whole > 0}
 
 
 class _Paid:
@@ -133,8 +128,9 @@ class _Paid:
         self.missing_B_M = scored_B_M & ~placed_B_M & ~table.whole_B_M
         there_B_M = scored_B_M & ~self.missing_B_M
         known_N_3M = rollout.gather(torch.cat([self.scores_B_M, there_B_M.to(precise), weights_B_M], dim=1))
-        scores_N_M, are_there_N_M, weights_N_M = known_N_3M.split(count, dim=1)
-        there_N_M = are_there_N_M > 0
+        scores_N_M = known_N_3M[:, :count]
+        there_N_M = known_N_3M[:, count : 2 * count] > 0
+        weights_N_M = known_N_3M[:, 2 * count :]
 
         own_N_M = []
         expected_N_M = []
@@ -171,3 +167,128 @@ def _strata(groups_N: torch.Tensor, scores_N: torch.Tensor) -> torch.Tensor:
     parts = [groups_N.to(scores_N.dtype), scores_N.nan_to_num(nan=0.0), torch.isnan(scores_N).to(scores_N.dtype)]
     strata_N: torch.Tensor = torch.unique(torch.stack(parts, dim=1), dim=0, return_inverse=True)[1]
     return strata_N
+
+
+class ProcessRewards(Checked):
+    """Credit each token with the rewards of its step and all later steps, minus a baseline.
+
+    Each scored part of a function's `Parts` is a step (in order of its last token) whose reward `r_j` is its score
+    times its weight. A part without a place ends where the completion ends, and a completion scored without parts is
+    one step. With `s(t)` the first step that ends at token `t` or later (the special tokens after it included):
+
+        G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
+        G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
+        A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
+
+    In the minimum form a low temperature, relative to the rewards, gives nearly all weight to the worst step.
+
+    Source: PURE (2504.15275) for the minimum form, with its authors' temperature of 0.1 for rewards between -1 and 1;
+    the plain sum is process supervision in GRPO (2402.03300).
+    Departures: the baseline is one number per group, the mean return of whole completions. γ counts steps, not tokens.
+    Tokens after the last step, and completions that the function did not score, get 0. Its weight is not used.
+
+    Args:
+        reward: Name of the reward function. None means the only one that returns parts, or the only one.
+        form: "min" or "sum".
+        temperature: T of the minimum form, positive, in units of the reward.
+        gamma: γ, from 0 to 1.
+        baseline: "group" or "none".
+        mode: "replace" the incoming advantages, or "add" to them.
+        coefficient: Factor on the result.
+    """
+
+    __name__ = "process_rewards"
+    reward: str | None = text(None)
+    form: str = choice("min", "sum")
+    temperature: float = number(0.1, "positive", lambda v: v > 0)
+    gamma: float = number(1.0, "from 0 to 1", lambda v: 0 <= v <= 1)
+    baseline: str = choice("group", "none")
+    mode: str = choice("replace", "add")
+    coefficient: float = number(1.0, "a finite number")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.declares = HookDeclaration(
+            role="estimator" if self.mode == "replace" else "transform",
+            needs=("offsets",),
+            makes_signal=True,
+            uses_total_reward=False,
+        )
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        precise = compute_dtype(rollout.rewards_B_K.dtype)
+        column = self._column(rollout)
+        steps = _steps(rollout.parts.get(rollout.reward_names[column]), rollout)
+        live = (rollout.lengths_B > 0).tolist()
+        values_B_T = advantages_B_T.new_full(advantages_B_T.shape, math.nan, dtype=precise)  # where nothing is placed
+        firsts_B = values_B_T.new_full((len(live),), math.nan)
+        for row, reward in enumerate(rollout.rewards_B_K[:, column].tolist()):
+            if math.isnan(reward):
+                continue
+            offsets = rollout.offsets(row)
+            ends, rewards = zip(*(steps[row] or [(len(offsets), reward)]), strict=True)
+            to_go = rewards_to_go(min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma)
+            firsts_B[row] = to_go[0]
+            if live[row]:
+                returns = spread_returns(to_go, after_silence(offsets, ends))
+                values_B_T[row, : len(returns)] = values_B_T.new_tensor(returns)
+        if self.baseline == "group":
+            means_N = group_mean(rollout.gather(firsts_B), gather_groups(rollout))
+            values_B_T = values_B_T - means_N[rollout.local_rows].unsqueeze(1)
+        values_B_T = torch.where(torch.isnan(values_B_T), 0.0, self.coefficient * values_B_T).to(advantages_B_T.dtype)
+        return advantages_B_T + values_B_T if self.mode == "add" else values_B_T
+
+    def _column(self, rollout: Rollout) -> int:
+        """The reward function's column, agreed on by all ranks."""
+        names = list(rollout.reward_names)
+        pointing = [name for name in names if name in rollout.parts]  # the same on all ranks
+        known = names if len(names) == 1 else pointing
+        if self.reward is None and len(known) == 1:
+            return names.index(known[0])
+        return names.index(checked_choice("process_rewards: reward", self.reward, names))
+
+
+def _steps(table: PartTable | None, rollout: Rollout) -> list[list[tuple[int, float]]]:
+    """Of each completion, where its steps end (the token after) and their rewards, in order."""
+    if table is None:
+        return [[] for _ in rollout.texts]
+    ends: dict[tuple[int, int], int] = {}
+    for row, part, _, end in table.ranges_R_4.tolist():
+        ends[row, part] = max(end, ends.get((row, part), 0))
+    written = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
+    steps = []
+    for row, worth in enumerate((table.scores_B_M * table.weights_B_M).tolist()):
+        found = [(ends.get((row, part), written[row]), one) for part, one in enumerate(worth) if not math.isnan(one)]
+        steps.append(sorted(found, key=lambda step: step[0]))
+    return steps
+
+
+def after_silence(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
+    """For each end of a step, the last token of those after it that wrote nothing, such as the end of the sequence."""
+    lasts = []
+    for end in ends:
+        while end < len(offsets) and offsets[end][0] == offsets[end][1]:
+            end += 1
+        lasts.append(end - 1)
+    return lasts
+
+
+def min_form(rewards: Sequence[float], temperature: float) -> list[float]:
+    """`softmax(-r/T)_j · r_j`: at a low temperature nearly all weight is on the lowest reward."""
+    lowest = min(rewards, default=0.0)
+    weights = [math.exp((lowest - reward) / temperature) for reward in rewards]
+    total = math.fsum(weights)
+    return [weight / total * reward for weight, reward in zip(weights, rewards, strict=True)]
+
+
+def rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """`Σ_{j ≥ s} γ^(j - s) · r_j` for each step `s`."""
+    return [*itertools.accumulate(reversed(rewards), lambda later, reward: reward + gamma * later)][::-1]
+
+
+def spread_returns(returns: Sequence[float], lasts: Sequence[int]) -> list[float]:
+    """Give each token, up to the last step's end, the return of the first step that ends at it or later."""
+    tokens: list[float] = []
+    for value, last in zip(returns, lasts, strict=True):
+        tokens += [value] * (last + 1 - len(tokens))
+    return tokens

@@ -1,7 +1,5 @@
 """Credit by comparison with another policy: the reference that TRL keeps, or a model of the hook's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +16,7 @@ class KLInReward(Checked):
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
     - `form: return_to_go` is a transform, as above: each token pays for itself and what follows.
-    - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is how much more a completion pays than the
-      others of its group.
+    - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is what a completion pays beyond its group.
 
     `L` is the completion's last live token; sums run over live tokens, and `L-t` and `s-t` count them. With
     `ℓ = log π_old` and `r = log π_ref`, k1 is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`. As a reward
@@ -58,8 +55,7 @@ class KLInReward(Checked):
         super().__post_init__()
         role = "shaper" if self.form == "completion" else "transform"
         independent = self.target is None  # else the coefficient adapts to the batch
-        needs, teachers = needs_of(self.reference)
-        self.declares = HookDeclaration(role=role, needs=needs, teachers=teachers, independent=independent)
+        self.declares = HookDeclaration(role=role, independent=independent, **needs_of(self.reference))
         if role == "shaper":  # a hook has the methods of its role and no others
             self.on_rewards = self._on_rewards
             if self.gamma != 1:
@@ -116,8 +112,7 @@ class TeacherLogRatio(Checked):
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
     teacher, token by token: distillation on the student's own completions. With `prompt`, the teacher sees the prompt
     in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is
-    self-distillation. It needs no reward and no group. In mode "add", a transform, it is added to the incoming
-    advantages.
+    self-distillation. It needs no reward and no group. In mode "add" it is a transform.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient. SDPO
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
@@ -144,21 +139,18 @@ class TeacherLogRatio(Checked):
         if self.prompt is None and self.teacher == POLICY:
             raise ConfigurationError("teacher_log_ratio: teacher 'policy' needs prompt; after its own it is equal.")
         self._sees = teacher_name(self.teacher, self.prompt)
-        needs, teachers = needs_of(self._sees)
         self.declares = HookDeclaration(
             role="estimator" if self.mode == "replace" else "transform",
-            needs=needs,
-            teachers=teachers,
             independent=True,
             makes_signal=self.mode == "replace",
             uses_total_reward=False,
+            **needs_of(self._sees),
         )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        teacher_B_T = logps_of(self._sees, rollout)
-        logps_B_T = logps_of("old_logps", rollout)
         dtype = compute_dtype(advantages_B_T.dtype)
-        new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
+        log_ratio_B_T = logps_of(self._sees, rollout).to(dtype) - logps_of("old_logps", rollout).to(dtype)
+        new_B_T = self.coefficient * log_ratio_B_T
         return (advantages_B_T + new_B_T if self.mode == "add" else new_B_T).to(advantages_B_T.dtype)
 
 
@@ -188,8 +180,7 @@ class SelfDistilled(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._sees = teacher_name(self.teacher, self.prompt)
-        needs, teachers = needs_of(self._sees)
-        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers, independent=True)
+        self.declares = HookDeclaration(role="transform", independent=True, **needs_of(self._sees))
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         dtype = compute_dtype(advantages_B_T.dtype)
@@ -200,21 +191,17 @@ class SelfDistilled(Checked):
         return (advantages_B_T.to(dtype) * factors_B_T).to(advantages_B_T.dtype)
 
 
-def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def needs_of(name: str) -> dict[str, Any]:
     """The `needs` and the `teachers` that a hook declares which compares the policy with this model."""
     if name == REFERENCE:
-        return ("old_logps", "ref_logps"), ()
-    return ("old_logps",), (name,)
+        return {"needs": ("old_logps", "ref_logps")}
+    return {"needs": ("old_logps",), "teachers": (name,)}
 
 
 def logps_of(name: str, rollout: Rollout) -> torch.Tensor:
     """Log-probabilities `(B, T)` by their name among the needs, of the reference, or of a teacher."""
-    own = {
-        "old_logps": rollout.old_logps_B_T,
-        "sampling_logps": rollout.sampling_logps_B_T,
-        REFERENCE: rollout.ref_logps_B_T,
-    }
-    found = own[name] if name in own else rollout.teacher_logps_B_T.get(name)
+    own = {"old_logps": "old_logps_B_T", "sampling_logps": "sampling_logps_B_T", REFERENCE: "ref_logps_B_T"}
+    found = getattr(rollout, own[name]) if name in own else rollout.teacher_logps_B_T.get(name)
     if found is None:
         raise ConfigurationError(f"The rollout has no log-probabilities of {name!r}, which the hook needs.")
     return found

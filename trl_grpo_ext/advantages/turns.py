@@ -1,7 +1,5 @@
 """Credit by turn, for completions with tools or an environment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -14,12 +12,27 @@ from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_
 from ..credit.parts import no_such_turn
 from ..credit.turns import exchanges, true_runs
 from ..errors import AlignmentError, ConfigurationError
-from ..guard.parameters import Checked, choice, flag, number, text
+from ..guard.parameters import Checked, checked_choice, choice, flag, number, text
 from ..types import HookDeclaration, Rollout, Turn
 from .returns import discounted_returns
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
+
+
+@dataclass(frozen=True)
+class RewardsOfTurns:
+    """The weighted rewards of one rank's completions."""
+
+    turns_B_M: torch.Tensor
+    outcome_B: torch.Tensor  # of no turn
+    scored_B_M: torch.Tensor  # whether the completion is scored and has the turn
+    last_B_M: torch.Tensor  # whether it is the completion's last turn
+
+    def returns(self, gamma: float) -> torch.Tensor:
+        """The discounted rewards of each turn and those after it, the outcome added to the last, `(B, M)`."""
+        rewards_B_M = self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
+        return discounted_returns(rewards_B_M, self.scored_B_M, gamma)
 
 
 class TurnRewards(Checked):
@@ -36,8 +49,7 @@ class TurnRewards(Checked):
         A_{i,k} = A°_i + λ · A'_{i,k} for k < K_i,   A_{i,K_i} = A°_i            form "turn_plus_outcome"
         A°_i = (o_i - mean o) / (std o + 1e-4),   A'_{i,k} = (r_{i,k} - mean r_k) / (std r_k + 1e-4)
 
-    Means and deviations (n - 1) are over the group's scored completions that have a turn k, so a turn that no other
-    completion reached gets 0.
+    Means and deviations (n - 1) are over the group's scored completions that have a turn k; a single one gets 0.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the second form, with λ = 1 in its authors' code;
     rewards to go per turn are process supervision in GRPO (2402.03300), with turns for steps.
@@ -130,9 +142,8 @@ class GiGPO(Checked):
 
     def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
         """A number for the state in which each turn began, `(B, M)`."""
-        if self.states is not None and self.states not in rollout.columns:
-            known = ", ".join(rollout.columns) or "none"
-            raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
+        if self.states is not None:
+            checked_choice("gigpo: states", self.states, [*rollout.columns])
         table = torch.zeros(len(rollout.texts), width, dtype=torch.int64)
         rows = zip(rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist(), strict=True)
         for row, (numbers, ids) in enumerate(rows):
@@ -142,10 +153,8 @@ class GiGPO(Checked):
             if self.states is not None:
                 seen = rollout.columns[self.states][row]
                 if not isinstance(seen, list | tuple) or len(seen) != len(runs):
-                    raise ConfigurationError(
-                        f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
-                        f"for each turn of the completion, got {seen!r:.100}."
-                    )
+                    what = f"a list of {len(runs)} states at row {row}, one for each turn"
+                    raise ConfigurationError(f"gigpo: the column {self.states!r} must have {what}, got {seen!r:.100}.")
             for turn, state in enumerate(seen):
                 text = json.dumps(state, sort_keys=True, default=str).encode()
                 digest = hashlib.blake2b(text, digest_size=8).digest()  # the same on every rank
@@ -156,8 +165,7 @@ class GiGPO(Checked):
 class ToolErrors(Checked):
     """Subtract a constant from the advantages of turns with a failed tool call: `A'_t = A_t - c` for their tokens.
 
-    A call fails if the tool raised, got arguments that it does not take, or does not exist. What TRL could not read as
-    a call is none.
+    A call fails if the tool raised, got arguments that it does not take, or does not exist. Unreadable calls are none.
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
@@ -197,11 +205,10 @@ class MaskedTurns(Checked):
         self.declares = HookDeclaration(role="transform", needs=needs, independent=True, last=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        numbers_B_T = rollout.turns_B_T
         if self.pick == "first":
-            kept_B_T = numbers_B_T == 0
+            kept_B_T = rollout.turns_B_T == 0
         elif self.pick == "last":
-            kept_B_T = numbers_B_T == numbers_B_T.amax(dim=1, keepdim=True)
+            kept_B_T = rollout.turns_B_T == rollout.turns_B_T.amax(dim=1, keepdim=True)
         elif self.pick in ("calls", "answers"):
             kept_B_T = _tokens_of(rollout, lambda turn: bool(turn.calls) == (self.pick == "calls"))
         else:
@@ -216,29 +223,12 @@ def _tokens_of(rollout: Rollout, picks: Callable[[Turn], bool]) -> torch.Tensor:
         turns = rollout.turns(row) if counts else ()
         messages = len(exchanges(rollout.completions[row]))
         if len(turns) > 1 and messages != len(turns) and not any(turn.calls for turn in turns):
-            raise AlignmentError(
-                f"The completion at row {row} has {len(turns)} turns and {messages} assistant messages, so the calls "
-                "of its turns are not known. Return one message for each turn, or leave out hooks that read calls."
-            )
+            counts = f"{len(turns)} turns and {messages} assistant messages"
+            raise AlignmentError(f"The completion at row {row} has {counts}: return one message for each turn.")
         for turn in turns:
             if picks(turn):
                 picked_B_T[row, slice(*turn.tokens)] = True
     return picked_B_T
-
-
-@dataclass(frozen=True)
-class RewardsOfTurns:
-    """The weighted rewards of one rank's completions."""
-
-    turns_B_M: torch.Tensor
-    outcome_B: torch.Tensor  # of no turn
-    scored_B_M: torch.Tensor  # whether the completion is scored and has the turn
-    last_B_M: torch.Tensor  # whether it is the completion's last turn
-
-    def returns(self, gamma: float) -> torch.Tensor:
-        """The discounted rewards of each turn and those after it, the outcome added to the last, `(B, M)`."""
-        rewards_B_M = self.turns_B_M + torch.where(self.last_B_M, self.outcome_B.unsqueeze(1), 0.0)
-        return discounted_returns(rewards_B_M, self.scored_B_M, gamma)
 
 
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:

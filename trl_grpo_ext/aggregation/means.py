@@ -1,7 +1,5 @@
 """Loss aggregations: tokens count equally, or by their completion, prompt, length, outcome or prefix."""
 
-from __future__ import annotations
-
 import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, groups_with_prefixes, without_rounding
@@ -44,8 +42,7 @@ class SeqMeanTokenSum:
 
     The gradient grows with the mean length: lower the learning rate by about that factor against `token_mean`.
 
-    Source: LUSPO (2602.05261), whose sequence-level loss times the length is this sum. Equals the reduction of TRL's
-    `loss_type="luspo"`.
+    Source: LUSPO (2602.05261), whose sequence-level loss times the length is this sum. Equals TRL's `luspo`.
     Departures: the paper pairs it with sequence-level importance ratios; set `importance_sampling_level="sequence"`.
     """
 
@@ -149,8 +146,7 @@ class LengthPower(Checked):
     If the variance of a completion's gradient is proportional to its length, α = 1 gives the weighted mean of token
     sums with the least variance; a smaller α lets long completions count more.
 
-    Source: VL Norm, first called ΔL normalisation (2509.07558). The sum runs over the whole batch, as in its authors'
-    code.
+    Source: VL Norm, first called ΔL normalisation (2509.07558). The sum runs over the batch, as in its authors' code.
     Departures: the paper's constant factor 1/M is 1. Completions without a live token are not in the sum.
 
     Args:
@@ -207,8 +203,7 @@ class SignBalanced(Checked):
 class PrefixShare:
     """A token counts `1/n` if `n` completions of its group share the prefix up to it: `w = 1 / (n Σ_i |o_i|)`.
 
-    So each distinct step counts once, where in a token mean common beginnings weigh more than the places where
-    completions diverge.
+    So each distinct step counts once; in a token mean common beginnings weigh more than where completions diverge.
 
     Source: λ-GRPO of "GRPO is secretly a process reward model" (2509.21154), which divides the token-level loss by the
     size of a token's process set.
@@ -232,8 +227,7 @@ class TailMean(Checked):
     """The mean of the largest sequence losses, each the mean over its completion's tokens.
 
     Of `n` completions the worst `k = fraction · n` count 1/k each, the rest nothing. Ties share the remaining weight; a
-    fractional `k` takes a part of the last one. With accumulation or several ranks it is the mean of the micro-batches'
-    tails.
+    fractional `k` takes a part of the last one. Over micro-batches and ranks it is the mean of their tails.
 
     Source: conditional value at risk, Rockafellar & Uryasev, "Optimization of conditional value-at-risk" (2000), with
     `fraction = 1 - β` of the paper.

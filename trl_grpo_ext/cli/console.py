@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..plugins.discovery import Installed, PluginInfo, suggest_names
+from ..plugins.discovery import Installed, PluginInfo, normalise, suggest_names
 from ..plugins.kinds import KINDS, WORDS, Kind, kind_words
-from ..plugins.metadata import normalise
 
 PIPED_WIDTH = 200
 """Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""

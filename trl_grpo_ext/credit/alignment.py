@@ -4,8 +4,6 @@ Encoding the text again need not give the tokens that the model sampled. So the 
 again on these, and every character remembers the tokens it came from; the result must be the tokenizer's text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,17 +28,15 @@ def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[i
     tokens = [int(token) for token in ids]
     if _decode(tokenizer, tokens) != text:
         raise AlignmentError(
-            f"The text is not what {type(tokenizer).__name__} decodes the completion's {len(tokens)} tokens to without "
-            "its special tokens, so it is unknown which token wrote which character. Hooks that need offsets or "
-            "spans cannot be used where completions are rewritten after decoding."
+            f"The text is not what {type(tokenizer).__name__} decodes the completion's {len(tokens)} tokens to. Hooks "
+            "that need offsets or spans cannot be used where completions are rewritten after decoding."
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     offsets = None if backend is None else offsets_by_decoder(backend, tokens, text)
     if offsets is None:
         raise AlignmentError(
-            f"Which token wrote which character cannot be found with {type(tokenizer).__name__}: it is not one of the "
-            "tokenizers library, or its decoder is unknown. Use a fast tokenizer, or leave out the hooks that need "
-            "offsets or spans."
+            f"Tokens cannot be matched with characters with {type(tokenizer).__name__}: it is no fast one of the "
+            "tokenizers library, or its decoder is unknown. Leave out the hooks that need offsets or spans."
         )
     return offsets
 
@@ -70,8 +66,12 @@ def _text(piece: _Piece) -> str:
 
 def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[int, int]] | None:
     """Offsets from the decoder's steps; None if a step is unknown or the result is not the text."""
-    steps = _steps_of(backend)
-    if steps is None or any(step["type"] not in _STEPS for step in steps):
+    try:
+        decoder = {"type": "Join"} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    except Exception:  # a decoder written in Python
+        return None
+    steps = _steps_of(decoder)
+    if any(step["type"] not in _STEPS for step in steps):
         return None
     special = {added.content for added in backend.get_added_tokens_decoder().values() if added.special}
     words = {token: backend.id_to_token(token) for token in set(ids)}
@@ -90,22 +90,11 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
     return _ranges(whole, with_text, len(ids)) if _text(whole) == text else None
 
 
-def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
-    """The decoder as a flat list of steps; None if it is not one of the library's own."""
-    if backend.decoder is None:
-        return [{"type": "Join"}]
-    try:
-        waiting = [json.loads(backend.decoder.__getstate__())]
-    except Exception:  # a decoder written in Python
-        return None
-    steps = []
-    while waiting:
-        step = waiting.pop(0)
-        if step["type"] == "Sequence":
-            waiting = [*step["decoders"], *waiting]
-        else:
-            steps.append(step)
-    return steps
+def _steps_of(step: _Step) -> list[_Step]:
+    """A decoder's steps, of sequences in sequences as well."""
+    if step["type"] != "Sequence":
+        return [step]
+    return [*chain.from_iterable(map(_steps_of, step["decoders"]))]
 
 
 def _ranges(whole: _Piece, with_text: set[int], count: int) -> list[tuple[int, int]]:
@@ -140,10 +129,6 @@ def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     if not pattern:  # a regular expression, in another dialect than Python's: the text will not come out
         return pieces
     return [_replaced(piece, pattern, step["content"]) for piece in pieces]
-
-
-def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [*pieces[:1], *([(" ", piece[0][1], piece[0][1]), *piece] for piece in pieces[1:])]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -220,7 +205,10 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "ByteFallback": _byte_fallback,
     "ByteLevel": _byte_level,
     "Fuse": lambda pieces, step: [[*chain.from_iterable(pieces)]],
-    "Join": _join,
+    "Join": lambda pieces, step: [
+        *pieces[:1],
+        *([(" ", piece[0][1], piece[0][1]), *piece] for piece in pieces[1:]),
+    ],
     "Strip": _strip,
     "Metaspace": _metaspace,
 }

@@ -3,6 +3,7 @@
 shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,11 @@ from ..guard.calls import unique_names
 from ..types import Forward, HookDeclaration, Rollout, acting_order, implements, role_of
 from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
-from .metrics import COLUMNS, change_metrics, change_table
 from .signal import SkipZeroVariance, rewards_are_equal
 
 PATIENCE = 10
 """Steps in which a hook may change nothing before a warning says so."""
+COLUMNS = 6  # of a change in its table
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,36 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Per-completion inputs of the metrics of all changes, `(B, 6·hooks)`, for one gather over all ranks."""
-    return torch.cat([change_table(change.before_B_T, change.after_B_T, mask_B_T) for change in changes], dim=1)
+    """Per completion what `metrics_of` reads, `(B, 6·hooks)`, for one gather over all ranks.
+
+    Of each change tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|.
+    """
+    live_B_T = (mask_B_T > 0).float()
+    tokens_B = live_B_T.sum(dim=1)
+    columns = []
+    for change in changes:
+        before_B_T, after_B_T = change.before_B_T.float(), change.after_B_T.float()
+        means_B = (after_B_T * live_B_T).sum(dim=1) / tokens_B.clamp(min=1.0)
+        flips_B_T = (torch.sign(before_B_T) * torch.sign(after_B_T) < 0).float()
+        spread_B_T = (after_B_T - means_B.unsqueeze(1)) ** 2
+        summed = (spread_B_T, flips_B_T, (after_B_T - before_B_T).abs(), before_B_T.abs())
+        columns += [tokens_B, means_B, *((values_B_T * live_B_T).sum(dim=1) for values_B_T in summed)]
+    return torch.stack(columns, dim=1)
 
 
 def metrics_of(changes: Sequence[Change], tables_N_C: torch.Tensor) -> dict[str, float]:
-    """The metrics of all changes from the `change_tables` of all ranks."""
+    """The metrics of all changes from the `change_tables` of all ranks; NaN if undefined."""
     metrics: dict[str, float] = {}
+    columns = tables_N_C.detach().cpu().double().unbind(dim=1)
     for place, change in enumerate(changes):
-        metrics |= change_metrics(change.name, tables_N_C[:, place * COLUMNS : (place + 1) * COLUMNS])
+        tokens_N, means_N, within_N, flips_N, moved_N, mass_N = columns[place * COLUMNS : (place + 1) * COLUMNS]
+        tokens, mass = tokens_N.sum(), mass_N.sum()
+        mean = (tokens_N * means_N).sum() / tokens
+        spread = within_N.sum() + (tokens_N * (means_N - mean) ** 2).sum()
+        metrics |= {
+            f"advantage/{change.name}/mean": float(mean),
+            f"advantage/{change.name}/std": float((spread / tokens).sqrt()),
+            f"advantage/{change.name}/sign_flips": float(flips_N.sum() / tokens),
+            f"advantage/{change.name}/mass_moved": float(moved_N.sum() / mass) if mass > 0 else math.nan,
+        }
     return metrics

@@ -170,17 +170,12 @@ def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tenso
     label = f"loss aggregation {plugin_label(aggregation)!r}"
     with calling(aggregation, f"{label}: reduce", loss_B_T=loss_B_T, mask_B_T=mask_B_T):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
-    if not isinstance(result, torch.Tensor) or result.dim() != 0:
-        got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise PluginOutputError(f"{label}: reduce must return a scalar tensor, got {got}.")
-    loss: torch.Tensor = result
+    loss = tensor_like(loss_B_T.new_zeros(()), result, f"{label}: reduce", "(a scalar)")
     if bool(torch.isfinite(loss_B_T).all()):
         rule = f"{label}: reduce must return a finite number from finite losses, also without a live token"
         refuse(~torch.isfinite(loss), loss, rule)
     if loss_B_T.requires_grad and not loss.requires_grad:
-        raise PluginOutputError(
-            f"{label}: reduce returned a tensor without a gradient. Compute it from loss_B_T and don't detach."
-        )
+        raise PluginOutputError(f"{label}: reduce has no gradient: compute it from loss_B_T.")
     return loss
 
 
@@ -196,6 +191,34 @@ def reduced_weights(
     rule = f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
     refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule)
     return slope_B_T
+
+
+def row_table(weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Per completion what `weight_metrics` reads, `(B, 6)`, to be gathered over all ranks."""
+    tokens_3_B_T = torch.stack([mask_B_T, (advantages_B_T > 0) * mask_B_T, (advantages_B_T < 0) * mask_B_T])
+    return torch.cat([tokens_3_B_T, tokens_3_B_T * weights_B_T]).detach().sum(dim=2).T.to(torch.float32)
+
+
+def weight_metrics(table_N_C: torch.Tensor) -> dict[str, float]:
+    """How an aggregation weighs tokens, from the `row_table` of all ranks; NaN where there is no such token."""
+    columns = table_N_C.detach().cpu().double().unbind(1)
+    tokens_N, positive_N, negative_N, weights_N, on_positive_N, on_negative_N = columns
+    mean = weights_N.sum() / tokens_N.sum()
+
+    def relative(weight: torch.Tensor, tokens: torch.Tensor) -> float:
+        return float(weight.sum() / tokens.sum() / mean)
+
+    live_N = tokens_N > 0
+    bounds = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    if live_N.any():
+        bounds = torch.quantile(tokens_N[live_N], bounds)
+    quarters_N = torch.bucketize(tokens_N.contiguous(), bounds)  # a length on a bound belongs to the shorter quarter
+    of_quarter = [live_N & (quarters_N == quarter) for quarter in range(4)]
+    return {
+        **{f"loss_weight/length_q{q}": relative(weights_N[n], tokens_N[n]) for q, n in enumerate(of_quarter, 1)},
+        "loss_weight/positive_advantage": relative(on_positive_N, positive_N),
+        "loss_weight/negative_advantage": relative(on_negative_N, negative_N),
+    }
 
 
 def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:

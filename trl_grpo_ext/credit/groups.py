@@ -66,8 +66,7 @@ def group_extremes(values_N: torch.Tensor, groups_N: torch.Tensor) -> tuple[torc
 def group_mean(values_N: torch.Tensor, groups_N: torch.Tensor, weights_N: torch.Tensor | None = None) -> torch.Tensor:
     """Each row's group's mean, or its weighted mean `Σ w·v / Σ w`; NaN where the group has no value of any weight.
 
-    From the distances to the group's lowest value, so that equal values have exactly that mean, and advantages of
-    exactly 0.
+    From the distances to the group's lowest value, so that equal values have exactly that mean.
     """
     if weights_N is None:
         weights_N = torch.ones_like(values_N)

@@ -1,12 +1,10 @@
 """The parts that rewards consist of: their names agreed over all ranks, and their places as tokens.
 
-Scores and names are read at once. Places are looked up when somebody reads them, since that needs a text that can be
-matched with its tokens.
+Scores and names are read at once, places when somebody asks for them: that needs a text that matches its tokens.
 """
 
-from __future__ import annotations
-
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,34 +44,6 @@ def agreed_names(
     }
 
 
-class PartArrays:
-    """What a reward says of its parts, `(B, M)` each, and their places in the text, by row and part."""
-
-    def __init__(self, rows: Rows, names: Sequence[str]) -> None:
-        shape = (len(rows), len(names))
-        self.scores = np.full(shape, np.nan)
-        self.weights = np.zeros(shape)
-        self.whole = np.zeros(shape, dtype=bool)
-        self.placed = np.zeros(shape, dtype=bool)
-        self.turns = np.full(shape, -1)
-        self.places: list[tuple[int, int, Place]] = []
-        column_of = {name: column for column, name in enumerate(names)}
-        for row, parts in enumerate(rows):
-            for name, score, weight, places in parts:
-                if score is None:
-                    continue
-                cell = row, column_of[name]
-                self.scores[cell] = score
-                self.weights[cell] = weight
-                self.placed[cell] = bool(places)
-                self.whole[cell] = WHOLE in places
-                for place in places:
-                    if place != WHOLE:
-                        self.places.append((*cell, place))
-                    if place.turn is not None:
-                        self.turns[cell] = place.turn
-
-
 def part_metrics(
     rows: Mapping[str, Rows],
     names: Mapping[str, Sequence[str]],
@@ -81,24 +51,25 @@ def part_metrics(
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
     """`parts/<reward>/<part>/mean` and `/present`, of those to whom it applies; after 32 parts, `others`."""
-    shown: list[str] = []
-    counts: list[Any] = []
+    sums: dict[str, list[float]] = {}
     for reward, of_reward in names.items():
-        arrays = PartArrays(rows.get(reward, ()), of_reward)
-        scored = ~np.isnan(arrays.scores)
-        each = np.stack([scored.sum(0), np.nan_to_num(arrays.scores).sum(0), arrays.placed.sum(0)])
-        if len(of_reward) > MOST_IN_METRICS:
-            rest = each[:, MOST_IN_METRICS:].sum(1, keepdims=True)
-            each = np.concatenate([each[:, :MOST_IN_METRICS], rest], axis=1)
-        labels = [*map(label, of_reward[:MOST_IN_METRICS]), "others"][: each.shape[1]]
-        shown += [f"parts/{reward}/{name}" for name in labels]
-        counts.append(each)
-    if not shown:
+        name_of = {
+            part: f"parts/{reward}/{label(part) if column < MOST_IN_METRICS else 'others'}"
+            for column, part in enumerate(of_reward)
+        }
+        sums |= {name: [0.0, 0.0, 0.0] for name in name_of.values()}
+        for name, score, _, places in itertools.chain.from_iterable(rows.get(reward, ())):
+            if score is not None:
+                counts = sums[name_of[name]]
+                counts[0] += 1.0
+                counts[1] += score
+                counts[2] += bool(places)
+    if not sums:
         return {}
-    mine = torch.tensor(np.concatenate(counts, axis=1), dtype=torch.float64, device=device)
-    applies, sums, present = gather(mine.view(1, -1)).sum(dim=0).view(3, -1).tolist()
+    mine = torch.tensor([*sums.values()], dtype=torch.float64, device=device)
     metrics: dict[str, float] = {}
-    for name, count, total, there in zip(shown, applies, sums, present, strict=True):
+    totals = gather(mine.view(1, -1)).sum(dim=0).view(-1, 3).tolist()
+    for name, (count, total, there) in zip(sums, totals, strict=True):
         if count:
             metrics |= {f"{name}/mean": total / count, f"{name}/present": there / count}
     return metrics
@@ -125,16 +96,38 @@ def with_parts(
 
 def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout) -> PartTable:
     """The parts of one reward function, in the dtype and on the device of the mask."""
-    arrays, like = PartArrays(rows, names), rollout.mask_B_T
+    shape = (len(rows), len(names))
+    scores = np.full(shape, np.nan)
+    weights = np.zeros(shape)
+    present = np.zeros(shape, dtype=bool)
+    whole = np.zeros(shape, dtype=bool)
+    turns = np.full(shape, -1)
+    places: list[tuple[int, int, Place]] = []
+    column_of = {name: column for column, name in enumerate(names)}
+    for row, parts in enumerate(rows):
+        for part in parts:
+            if part.score is None:
+                continue
+            cell = row, column_of[part.name]
+            scores[cell] = part.score
+            weights[cell] = part.weight
+            present[cell] = bool(part.places)
+            whole[cell] = WHOLE in part.places
+            for place in part.places:
+                if place != WHOLE:
+                    places.append((*cell, place))
+                if place.turn is not None:
+                    turns[cell] = place.turn
+    like = rollout.mask_B_T
     return PartTable(
         names=tuple(names),
-        scores_B_M=torch.from_numpy(arrays.scores).to(like),
-        weights_B_M=torch.from_numpy(arrays.weights).to(like),
-        present_B_M=torch.from_numpy(arrays.placed).to(like.device),
-        whole_B_M=torch.from_numpy(arrays.whole).to(like.device),
-        turns_B_M=torch.from_numpy(arrays.turns).to(like.device),
+        scores_B_M=torch.from_numpy(scores).to(like),
+        weights_B_M=torch.from_numpy(weights).to(like),
+        present_B_M=torch.from_numpy(present).to(like.device),
+        whole_B_M=torch.from_numpy(whole).to(like.device),
+        turns_B_M=torch.from_numpy(turns).to(like.device),
         width=like.size(1),
-        read_ranges=lambda: _ranges(reward, arrays.places, rollout).to(like.device),
+        read_ranges=functools.partial(_ranges, reward, places, rollout),
     )
 
 
@@ -163,7 +156,7 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
             tokens = range(lengths[row])[-1:]
         if tokens:
             found.append((row, part, tokens[0], tokens[-1] + 1))
-    return torch.tensor(found, dtype=torch.int64).view(-1, 4)
+    return torch.tensor(found, dtype=torch.int64, device=rollout.mask_B_T.device).view(-1, 4)
 
 
 def _seen_text(rollout: Rollout, reward: str, turn: int | None, row: int) -> tuple[int, int]:
@@ -184,15 +177,12 @@ def _seen_text(rollout: Rollout, reward: str, turn: int | None, row: int) -> tup
     if place is None:
         which = "the last assistant message" if turn is None else f"assistant message {turn}"
         raise AlignmentError(
-            f"The parts of {reward!r} at row {row} cannot be placed: the text of {which} does not occur verbatim in "
-            "the completion's decoded tokens, or occurs twice. Return a plain reward, or places that are whole turns."
+            f"The parts of {reward!r} at row {row} cannot be placed: the text of {which} is not in the completion's "
+            "decoded tokens, or is there twice. Return a plain reward, or places that are whole turns."
         )
     return place[0], place[1] - place[0]
 
 
 def no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:
     """The error for a turn that a completion does not have."""
-    return AlignmentError(
-        f"{who} has a part in turn {turn} of the completion at row {row}, which has {count} (counted from 0). Name "
-        "no more turns than there are assistant messages."
-    )
+    return AlignmentError(f"{who} has a part in turn {turn} of the completion at row {row}, which has {count} turns.")

@@ -1,11 +1,9 @@
 """Build a `Rollout` from rows: texts, tokens, rewards and groups. It needs no trainer, so any process can do it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -50,7 +48,7 @@ class RowTensors:
     logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prompt_ids: Arrays, completion_ids: Arrays, masks: Arrays, pad_id: int, **logps: Arrays) -> RowTensors:
+    def of(cls, prompt_ids: Arrays, completion_ids: Arrays, masks: Arrays, pad_id: int, **logps: Arrays) -> Self:
         """Pad rows of tokens; a mask is 1 where the model wrote a token, which counts in the loss, and 0 for a tool."""
         by_tools = any((mask == 0).any() for mask in masks)
         return cls(
@@ -106,7 +104,12 @@ def build_rollout(
     ]
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     is_token_B_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device) < written_B.unsqueeze(1)
-    turns_B_T = turn_numbers(_written_by_model(scored, tensors.tool_mask_B_T, is_token_B_T))
+    by_model_B_T = tensors.tool_mask_B_T
+    masks = scored.tool_masks  # before truncated completions were masked
+    if masks is not None and [len(mask) for mask in masks] == [len(ids) for ids in scored.completion_ids]:
+        by_model_B_W = padded([np.asarray(mask) for mask in masks])
+        by_model_B_T = pad(by_model_B_W, (0, is_token_B_T.size(1) - by_model_B_W.size(1))).to(is_token_B_T.device)
+    turns_B_T = turn_numbers(is_token_B_T if by_model_B_T is None else is_token_B_T & (by_model_B_T > 0))
     offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
 
     @functools.cache
@@ -152,14 +155,3 @@ def build_rollout(
         offsets=offsets,
     )
     return with_parts(rollout, scored.parts, scored.part_names)
-
-
-def _written_by_model(
-    scored: ScoredRows, tool_mask_B_T: torch.Tensor | None, is_token_B_T: torch.Tensor
-) -> torch.Tensor:
-    """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
-    masks = scored.tool_masks
-    if masks is not None and [len(mask) for mask in masks] == [len(ids) for ids in scored.completion_ids]:
-        by_model_B_W = padded([np.asarray(mask) for mask in masks])
-        tool_mask_B_T = pad(by_model_B_W, (0, is_token_B_T.size(1) - by_model_B_W.size(1))).to(is_token_B_T.device)
-    return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)

@@ -54,8 +54,7 @@ def signal_table(rollout: Rollout) -> torch.Tensor:
     Whether it has an advantage, whether its group's rewards are uninformative (-1 where only the advantages count), its
     group, live tokens and raw reward.
     """
-    if rollout.advantages_B_T is None:
-        raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
+    assert rollout.advantages_B_T is not None  # they decide
     has_B = has_signal(rollout.advantages_B_T, rollout.mask_B_T)
     silent_B = rollout.uninformative_B
     if silent_B is None:
@@ -81,11 +80,6 @@ def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
     signal_Q = torch.zeros(int(groups_N.max()) + 1, dtype=torch.bool, device=groups_N.device)
     signal_Q[groups_N] = signal_of(table_N_C)
     return signal_Q
-
-
-def share_without_signal(table_N_C: torch.Tensor) -> float:
-    """The share of groups without signal."""
-    return 1.0 - float(groups_of(table_N_C).double().mean())
 
 
 def with_signal_only(rollout: Rollout) -> Rollout:

@@ -6,7 +6,7 @@ loss = Σ over tokens of w · (policy + KL penalty + ...)  +  what is no sum ove
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,23 +16,18 @@ from . import flow
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """What one term of the loss declares. A text says why something may not be done; empty means that it may."""
+    """What one term of the loss declares."""
 
     name: str
-    mixes_rows: Sequence[str] = ()  # why a row's values depend on the others of its micro-batch, which stay together
-    acts_without_advantage: Sequence[str] = ()  # why it is not 0 on rows whose advantages are all 0, which have to run
-    # why it does not scale with the advantages, so that these cannot make up for another denominator
-    unscaled: Sequence[str] = ()
+    mixes_rows: bool = False  # a row's values depend on the others of its micro-batch, so these stay together
+    acts_without_advantage: bool = False  # it is not 0 on rows whose advantages are all 0, so these have to run
+    unscaled: bool = False  # it does not scale with the advantages, which cannot make up for another denominator
 
 
 POLICY = Term(name="policy")
-KL = Term(
-    name="kl",
-    acts_without_advantage=("the KL penalty acts on rows without signal too",),
-    unscaled=("a KL penalty",),
-)
-ENTROPY = Term(name="entropy", mixes_rows=("the entropy bonus is a mean over each micro-batch",))
-AUXILIARY = Term(name="auxiliary", mixes_rows=("the router's auxiliary loss is computed over each micro-batch",))
+KL = Term(name="kl", acts_without_advantage=True, unscaled=True)
+ENTROPY = Term(name="entropy", mixes_rows=True)
+AUXILIARY = Term(name="auxiliary", mixes_rows=True)
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,9 @@ class TakenApart:
 
     def changed_by(self, further: FurtherTerms) -> TakenApart:
         """With further terms, and without the policy's if one of them takes its place."""
-        kept = {
-            name: values_B_T
-            for name, values_B_T in self.tokens.items()
-            if not (further.replace_policy and name == POLICY.name)
-        }
+        kept = dict(self.tokens)
+        if further.replace_policy:
+            del kept[POLICY.name]
         return replace(self, tokens={**kept, **further.values})
 
     @property

@@ -3,7 +3,7 @@
 A wrong declaration would be a silent error: compact updates leave out rows, and put others beside them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
-        raise PluginOutputError(f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.")
+        raise PluginOutputError(f"{label} has no gradient: compute it from terms.logps_B_T.")
     refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses")
     return loss_B_T
 
@@ -32,40 +32,46 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
 def on_mask(terms: LossTerms) -> LossTerms:
     """The same with 0 off the mask, so that what a model computes for padding cannot reach a loss."""
     dead_B_T = terms.mask_B_T == 0
-    found: dict[str, Any] = {
-        name: value.masked_fill(dead_B_T, 0.0)
-        for name, value in vars(terms).items()
-        if isinstance(value, torch.Tensor) and value.shape == dead_B_T.shape and value.is_floating_point()
+
+    def cleared(value: torch.Tensor) -> torch.Tensor:
+        is_of_tokens = value.shape == dead_B_T.shape and value.is_floating_point()
+        return value.masked_fill(dead_B_T, 0.0) if is_of_tokens else value
+
+    return _with_each_tensor(terms, cleared)
+
+
+def rows_of(terms: LossTerms, rows: Sequence[int]) -> LossTerms:
+    """Some rows of a micro-batch."""
+    return _with_each_tensor(terms, lambda value: value[list(rows)])
+
+
+def _with_each_tensor(terms: LossTerms, change: Callable[[torch.Tensor], torch.Tensor]) -> LossTerms:
+    changed: dict[str, Any] = {
+        name: change(value) for name, value in vars(terms).items() if isinstance(value, torch.Tensor)
     }
-    carried = {name: values_B_T.masked_fill(dead_B_T, 0.0) for name, values_B_T in terms.carried_B_T.items()}
-    return replace(terms, **{**found, "carried_B_T": carried})
+    carried = {name: change(values_B_T) for name, values_B_T in terms.carried_B_T.items()}
+    return replace(terms, carried_B_T=carried, **changed)
 
 
 def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
-    """What a token loss wants to find again at each micro-batch, by name, `(B, T)`."""
-    if not implements(plugin, "on_rollout"):
-        return {}
-    label = f"token loss {plugin_label(plugin)!r}: on_rollout"
-    with torch.no_grad(), calling(plugin, label, rollout):
-        found = plugin.on_rollout(rollout)
-    return _live_values(found, rollout.mask_B_T, label)
+    """What a token loss wants to find again at each micro-batch, by name, `(B, T)`, 0 off the mask."""
+    return _named_values(plugin, "on_rollout", rollout)
 
 
 def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
     """What a token loss logs of a micro-batch, by name, `(B, T)`, 0 off the mask."""
-    if not implements(plugin, "measures"):
+    return _named_values(plugin, "measures", on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach())))
+
+
+def _named_values(plugin: Any, method: str, context: Rollout | LossTerms) -> dict[str, torch.Tensor]:
+    """What an optional method returns; refused unless it is named, finite floating point numbers `(B, T)`."""
+    if not implements(plugin, method):
         return {}
-    label = f"token loss {plugin_label(plugin)!r}: measures"
-    terms = on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach()))
-    with torch.no_grad(), calling(plugin, label, terms):
-        found = plugin.measures(terms)
-    return _live_values(found, terms.mask_B_T, label)
-
-
-def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, torch.Tensor]:
-    """Named values `(B, T)`, 0 off the mask; refused unless they are finite floating point numbers of that shape."""
+    label, mask_B_T = f"token loss {plugin_label(plugin)!r}: {method}", context.mask_B_T
+    with torch.no_grad(), calling(plugin, label, context):
+        found = getattr(plugin, method)(context)
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise PluginOutputError(f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.")
+        raise PluginOutputError(f"{label} must return a mapping of names to (B, T), got {found!r:.100}.")
     values = {}
     for name, one in found.items():
         values_B_T = tensor_like(mask_B_T, one, f"{label}: {name}").detach().masked_fill(mask_B_T == 0, 0.0)
@@ -113,12 +119,3 @@ def value_and_slope(plugin: Any, terms: LossTerms) -> tuple[torch.Tensor, torch.
         raise PluginOutputError(f"{label}: loss must be computed from terms.logps_B_T.")
     refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient must be finite")
     return loss_B_T.detach(), slope_B_T
-
-
-def rows_of(terms: LossTerms, rows: Sequence[int]) -> LossTerms:
-    """Some rows of a micro-batch."""
-    found: dict[str, Any] = {
-        name: value[list(rows)] for name, value in vars(terms).items() if isinstance(value, torch.Tensor)
-    }
-    carried = {name: values_B_T[list(rows)] for name, values_B_T in terms.carried_B_T.items()}
-    return replace(terms, carried_B_T=carried, **found)

@@ -1,10 +1,7 @@
 """The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
-A turn is a run of tokens that the model wrote, by the tool mask. Messages are matched with these runs one by one, or
-not at all if their numbers differ.
+A turn is a run of tokens that the model wrote. Messages are matched with these runs one by one, or not at all.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
@@ -106,8 +103,7 @@ def _characters(offsets: Sequence[tuple[int, int]], run: tuple[int, int]) -> tup
 def _calls(
     message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], async_tools: Collection[str]
 ) -> list[ToolCall]:
-    """A message's calls with their results, which are named and come in the order of the calls, asynchronous ones
-    last."""
+    """A message's calls with their results: named, in the order of the calls, those of asynchronous tools last."""
     calls = [ToolCall(name=str(one.get("name", "")), arguments=one.get("arguments")) for one in tool_calls(message)]
     if not answers:
         return [replace(call, outcome="unanswered") for call in calls]

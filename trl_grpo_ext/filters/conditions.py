@@ -14,8 +14,8 @@ import torch
 from ..credit.flow import group_verdicts
 from ..credit.groups import gather_groups, group_is_equal, group_mean
 from ..credit.signal import signal_of, signal_table
-from ..errors import ConfigurationError, PluginOutputError
-from ..guard.parameters import Checked, number, text
+from ..errors import ConfigurationError
+from ..guard.parameters import Checked, checked_choice, number, text
 from ..types import FilterDeclaration, Rollout, implements
 
 Verdicts = list[bool | str]
@@ -65,9 +65,8 @@ class AccuracyBetween(Checked):
         rewards_B = rollout.raw_rewards_B
         if self.reward is not None:
             names = list(rollout.reward_names)
-            if self.reward not in names:
-                raise PluginOutputError(f"accuracy_between: the run has no reward {self.reward!r}. It has: {names}.")
-            rewards_B = rollout.rewards_B_K[:, names.index(self.reward)]
+            column = names.index(checked_choice("accuracy_between: reward", self.reward, names))
+            rewards_B = rollout.rewards_B_K[:, column]
         means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
         hard_N, easy_N = means_N <= self.low, means_N >= self.high
 

@@ -5,8 +5,7 @@ gathers a tensor of some shape, that its section is finished, or that it failed,
 if all gather shapes that fit; else all raise the same error.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there takes
-part in that gather, with a stand-in, and raises in the section that follows. If another rank was killed, the collective
-fails, and `_lost` names that rank instead of a plugin.
+part in it with a stand-in, and raises in the section that follows. Where another rank was killed, `_lost` names it.
 """
 
 from __future__ import annotations
@@ -150,17 +149,17 @@ class Agreement:
             self._stopped_by = lost
             return
         if isinstance(error, KeyboardInterrupt):
-            told: BaseException = KeyboardInterrupt("interrupted")
+            common: BaseException = KeyboardInterrupt("interrupted")
         elif isinstance(error, TRLGRPOExtError):  # what others derive from it may not travel
-            told = vars(errors).get(type(error).__name__, PluginRunError)(str(error))
+            common = vars(errors).get(type(error).__name__, PluginRunError)(str(error))
         else:
-            told = PluginRunError(f"{type(error).__name__}: {error}")
+            common = PluginRunError(f"{type(error).__name__}: {error}")
         try:
-            self._stopped_by = _shared_error(self._exchange(told) if self._processes > 1 else [told])
+            self._stopped_by = _shared_error(self._exchange(common) if self._processes > 1 else [common])
         except Exception as gone:  # another rank has ended
-            self._stopped_by = _shared_error([None] * self._rank + [told])
+            self._stopped_by = _shared_error([None] * self._rank + [common])
             self._stopped_by.add_note(f"The ranks could not agree on it: {gone}")
-        self._stopped_by.__cause__ = error.__cause__ if type(told) is type(error) else error
+        self._stopped_by.__cause__ = error.__cause__ if type(common) is type(error) else error
 
     def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error

@@ -46,6 +46,14 @@ def has_plugins(trainer: Any) -> bool:
     return hasattr(trainer, "_trl_grpo_ext")
 
 
+def parameters_of(called: Any) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a callable; None if Python knows none, as of some extension types."""
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return None
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling this gives a coroutine: an async function, a partial of one, or an async `__call__`."""
     while isinstance(function, functools.partial):

@@ -1,8 +1,7 @@
 """Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
 
-What began while a reward ran is known here as that reward's. Once Python waits for nothing else, it is named, the wait
-for its threads is interrupted as Ctrl-C would, and its children are ended. So the process keeps its exit status, and
-what others have registered with `atexit` still runs.
+Once Python waits for nothing else, the wait for threads is interrupted as Ctrl-C would, and the children are ended. So
+the process keeps its exit status, and what others have registered with `atexit` still runs.
 """
 
 from __future__ import annotations

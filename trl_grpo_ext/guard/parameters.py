@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import MISSING, dataclass, field, fields
 from types import ModuleType
-from typing import Any, dataclass_transform
+from typing import Any, NoReturn, dataclass_transform
 
 from ..errors import ConfigurationError, RewardError
 from .calls import PASSED_BY_TRL
@@ -22,38 +22,36 @@ def checked_number(label: str, value: object, wanted: str, accept: Callable[[flo
     """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
-    if number is not None and -highest <= number <= highest and accept(number):
-        return float(number)
-    raise ConfigurationError(f"{label} must be {wanted}, got {value!r:.200}.")
+    if number is None or not -highest <= number <= highest or not accept(number):
+        _refuse(label, wanted, value)
+    return float(number)
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:
     """Return a parameter that must be a whole number, `lowest` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ConfigurationError(f"{label} must be a whole number, {lowest} or more, got {value!r}.")
+        _refuse(label, f"a whole number, {lowest} or more", value)
     return value
 
 
 def checked_choice(label: str, value: object, choices: Sequence[str]) -> str:
     """Return a parameter that must be one of a few words."""
-    if not isinstance(value, str) or value not in choices:
-        wanted = " or ".join(repr(choice) for choice in choices)
-        raise ConfigurationError(f"{label} must be {wanted}, got {value!r}.")
-    return value
+    wanted = " or ".join(map(repr, choices)) or "left out"
+    return value if isinstance(value, str) and value in choices else _refuse(label, wanted, value)
 
 
 def checked_flag(label: str, value: object) -> bool:
     """Return a parameter that must be true or false."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{label} must be true or false, got {value!r}.")
-    return value
+    return value if isinstance(value, bool) else _refuse(label, "true or false", value)
 
 
 def checked_text(label: str, value: object) -> str:
     """Return a parameter that must be a non-empty string."""
-    if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
-    return value
+    return value if isinstance(value, str) and value else _refuse(label, "a text that is not empty", value)
+
+
+def _refuse(label: str, wanted: str, value: object) -> NoReturn:
+    raise ConfigurationError(f"{label} must be {wanted}, got {value!r:.200}.")
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))

@@ -20,7 +20,6 @@ class Fingerprints:
 
 
 def _fingerprint(value: Any) -> Any:
-    """The value as immutable parts; of other objects only which one it is."""
     if isinstance(value, str | int | float | bytes):
         return value
     if isinstance(value, list | tuple):

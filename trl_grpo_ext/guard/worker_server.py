@@ -1,8 +1,7 @@
 """The process that forks workers: `python worker_server.py FD MEMORY`, started by `guard.workers`.
 
-It loads the task once and forks a worker whenever its parent asks for one; it never imports the parent's `__main__`.
-When its parent closes the socket or is gone, it kills its workers with everything that they started, and ends. Workers
-send JSON back, so that a compromised worker cannot make the parent run code.
+It loads the task once and never imports the parent's `__main__`. When its parent closes the socket or is gone, it kills
+its workers with everything that they started, and ends. Workers send JSON back, which makes the parent run no code.
 """
 
 from __future__ import annotations
@@ -213,7 +212,6 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
 
 
 def _describe(error: BaseException) -> tuple[str, str, str]:
-    """The exception's type, message and last lines of the traceback."""
     message = "(its message cannot be read)"
     with contextlib.suppress(Exception):
         message = str(error)[:2000]

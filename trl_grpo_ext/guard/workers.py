@@ -1,12 +1,9 @@
 """Processes that run one task on many jobs and can be killed at any time.
 
 A job's time is the CPU time of its process, so that its result does not depend on what else the machine does; the wall
-clock is a backstop for jobs that sleep.
-
-Pebble imports the user's `__main__` again in every worker, and a worker killed from outside breaks its pool; loky
-cannot kill a single task. Here a server (`guard.worker_server`) loads the task once and forks workers within
-milliseconds. It also kills and collects them, so that a pid never refers to another process. This is no sandbox: a
-worker has all rights of its user.
+clock is a backstop for jobs that sleep. Pebble imports the user's `__main__` again in every worker, and loky cannot
+kill a single task: here a server (`guard.worker_server`) loads the task once, forks workers within milliseconds, and
+kills and collects them, so that a pid never refers to another process. This is no sandbox.
 """
 
 from __future__ import annotations
@@ -66,12 +63,12 @@ class Done:
 
 @dataclass
 class _Job:
-    """One job of a batch: the time that it has left, and why its first worker died, if it did."""
+    """One job of a batch, and the time that it has left."""
 
     number: int
     allowance: float
     patience: float
-    death: str = ""
+    death: str = ""  # why its first worker died
 
 
 class WorkerPool:
@@ -115,8 +112,7 @@ class WorkerPool:
         weakref.finalize(self, self._processes.end)
 
     def __reduce__(self) -> Any:
-        settings = {"workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
-        return partial(WorkerPool, self._task, **settings), ()
+        return partial(WorkerPool, workers=self._workers, memory_mb=self._memory_mb, name=self.name), (self._task,)
 
     @property
     def workers(self) -> int:
@@ -306,7 +302,6 @@ class _Processes:
         return number, files
 
     def give_back(self, worker: _Worker) -> None:
-        """Keep a worker whose job is over for the next one, if it can have another."""
         if worker.is_free:
             self.idle.append(worker)
         else:
@@ -325,7 +320,6 @@ class _Processes:
             self.drop(worker)
 
     def end(self) -> None:
-        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
         if self.owner == os.getpid():
             self.idle.clear()
             self.drop_busy()

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from ..errors import ConfigurationError
 from ..records.token_records import FOLDER
 
@@ -65,9 +68,6 @@ def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequenc
         if bad := [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]:
             raise UnreadableError(f"{path}, line {bad[0]} is not an object: {str(rows[bad[0] - 1])[:60]!r}.")
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-    import pyarrow
-    import pyarrow.parquet
-
     try:
         names = [str(name) for name in pyarrow.parquet.read_schema(path).names]
         names = [name for name in names if (only is None or name in only) and name not in without]
@@ -80,8 +80,6 @@ def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequenc
 
 
 def _values(chunks: Any) -> list[Any]:
-    import pyarrow
-
     kind = chunks.type
     of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
     return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
@@ -98,9 +96,6 @@ def reason_of(error: BaseException) -> str:
         return error.strerror
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return "".join(character if character.isprintable() else "?" for character in line)[:160]
-
-
-# ---------------------------------------------------------------------------------------------- prompts and messages
 
 
 def plain_messages(messages: Any) -> Any:

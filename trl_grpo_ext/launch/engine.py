@@ -76,7 +76,7 @@ def check_launch(
     """Stop if Accelerate made something else of the launch than was requested.
 
     `state` is Accelerate's, after the training arguments were constructed (they may choose the CPU); `expected` is what
-    the run configuration asks for, if anything; the others are as for `launched_engine`.
+    the run configuration asks for; the others are as for `launched_engine`.
 
     Raises:
         EngineError: One sentence for each difference, and what to do.
@@ -141,7 +141,7 @@ class EngineCheck(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare, on all ranks."""
-        self.facts = running(self.trainer, self._dtype)
+        self.facts = _running(self.trainer, self._dtype)
         _raise(gather_object(differences(self.expected, self.facts)))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -180,13 +180,14 @@ def differences(expected: ExpectedRun, run: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def running(trainer: Any, dtype: str) -> dict[str, Any]:
-    """What a trainer is whose model is wrapped, as this rank sees it; `dtype` is that of the loaded model."""
+def _running(trainer: Any, dtype: str) -> dict[str, Any]:
+    """What a trainer is whose model is wrapped, as this rank sees it."""
     state = trainer.accelerator.state
     parameters = list(trainer.model.parameters())
     kinds = [type(module) for module in trainer.model.modules()]
     names = [kind.__name__ for kind in kinds if kind.__module__.startswith("bitsandbytes")]  # PEFT has namesakes
-    bits = 4 if "Linear4bit" in names else 8 if "Linear8bitLt" in names else 0
+    layers = {4: names.count("Linear4bit"), 8: names.count("Linear8bitLt")}
+    bits = next((bits for bits in layers if layers[bits]), 0)
     return {
         "engine": _engine_of(trainer.model_wrapped, state),
         "processes": state.num_processes,
@@ -196,7 +197,7 @@ def running(trainer: Any, dtype: str) -> dict[str, Any]:
         "parameters_here": sum(map(_elements_here, parameters)),
         "trained": sum(_elements(parameter) for parameter in parameters if parameter.requires_grad),
         "bits": bits,
-        "quantised_layers": names.count("Linear4bit" if bits == 4 else "Linear8bitLt"),
+        "quantised_layers": layers.get(bits, 0),
         "dtype": dtype,
         "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
     }
@@ -214,14 +215,14 @@ def _engine_of(wrapped: Any, state: Any) -> str:
         return "ddp"
     if state.num_processes == 1:
         return "one_process"
+    kind = str(state.distributed_type.value)
     parallel = any(hasattr(parameter, "device_mesh") for parameter in wrapped.parameters())
-    plain = state.distributed_type is DistributedType.NO or state.distributed_type.value.startswith("MULTI_")
-    return "apart" if plain and not parallel else str(state.distributed_type.value).lower()
+    return "apart" if kind.startswith(("NO", "MULTI_")) and not parallel else kind.lower()
 
 
 def _elements(parameter: Any) -> int:
     """Elements of the whole parameter, wherever its parts are: ZeRO-3 leaves an empty tensor, FSDP2 a `DTensor`."""
-    return int(parameter.ds_numel if hasattr(parameter, "ds_numel") else parameter.numel())
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _elements_here(parameter: Any) -> int:

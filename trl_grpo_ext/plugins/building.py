@@ -17,7 +17,7 @@ from ..errors import (
     UnknownPluginError,
     reworded,
 )
-from ..guard.calls import PASSED_BY_TRL
+from ..guard.calls import PASSED_BY_TRL, parameters_of
 from ..guard.outcomes import exception_text
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
 from .kinds import FACTS, Kind, with_article
@@ -72,7 +72,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     A reward function that takes none of what TRL passes is a factory, as `trl.rewards.get_...` are, and is called.
     """
     makes_reward = info.kind == "reward" and _is_factory(exported)
-    if (inspect.isroutine(exported) or isinstance(exported, functools.partial)) and not makes_reward:
+    if _is_function(exported) and not makes_reward:
         if info.kind != "reward" or not parameters:
             return exported  # of the wrong kind, which the check that follows says better
         check_parameters(info, exported, parameters)
@@ -99,20 +99,16 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
     """Check parameters against the signature before the call, so that a typo does not look like the plugin's bug."""
-    try:
-        signature = inspect.signature(exported)
-    except (TypeError, ValueError):  # some built-in and extension types have none
+    known = parameters_of(exported)
+    if known is None:
         return
     is_class = isinstance(exported, type) or _is_factory(exported)
     keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes = {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
-    }
+    named = {name: one for name, one in known.items() if one.kind in keyword}
+    takes = {name: one for name, one in named.items() if is_class or name not in PASSED_BY_TRL}
     listed = f"It takes: {', '.join(map(str, takes.values())) or 'nothing'}.{_beside_parameters(info.kind)}"
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
-    open_ended = is_class and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    open_ended = is_class and any(one.kind is one.VAR_KEYWORD for one in known.values())
     for name in parameters:
         if name in takes or open_ended:
             continue
@@ -127,14 +123,15 @@ def _beside_parameters(kind: Kind) -> str:
 
 def _is_factory(exported: Any) -> bool:
     """Whether this is a function that TRL could not call as a reward: it has no parameter for what TRL passes."""
-    if not (inspect.isroutine(exported) or isinstance(exported, functools.partial)):
+    known = parameters_of(exported) if _is_function(exported) else None
+    if known is None:
         return False
-    try:
-        parameters = inspect.signature(exported).parameters
-    except (TypeError, ValueError):
-        return False
-    open_ended = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
-    return not open_ended and PASSED_BY_TRL.isdisjoint(parameters)
+    open_ended = any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in known.values())
+    return not open_ended and PASSED_BY_TRL.isdisjoint(known)
+
+
+def _is_function(exported: Any) -> bool:
+    return inspect.isroutine(exported) or isinstance(exported, functools.partial)
 
 
 def describe(plugin: Any) -> str:

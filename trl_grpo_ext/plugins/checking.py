@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import PluginContractError
-from ..guard.calls import is_model
+from ..guard.calls import is_model, parameters_of
 from ..types import Declaration, implements, role_of
 from .kinds import FACTS, Kind
 
@@ -59,7 +59,7 @@ def _slips(kind: Kind, plugin: Any) -> Iterator[tuple[str, str]]:
     fields = [*inspect.signature(declaration).parameters]
     needs = [f"{verb}_{need}" for need in declaration.KNOWN["needs"] for verb in ("needs", "reads")]
     methods = {**_methods(kind), **OPTIONAL.get(kind, {})}
-    own = _parameters(plugin)
+    own = parameters_of(type(plugin)) or {}  # attributes of these names are the author's
     for name in dir(plugin):
         value = inspect.getattr_static(plugin, name)
         if name.startswith("_") or name == "declares" or name in methods or name in own:
@@ -114,11 +114,3 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
         raise PluginContractError(
             f"{subject}: {method}{signature} cannot be called as {called}: {error}. Give it these parameters."
         ) from error
-
-
-def _parameters(plugin: Any) -> Iterable[str]:
-    """Of the constructor: attributes of these names are the author's."""
-    try:
-        return inspect.signature(type(plugin)).parameters
-    except (TypeError, ValueError):  # some extension types have none
-        return ()

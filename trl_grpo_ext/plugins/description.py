@@ -1,7 +1,6 @@
 """Describe plugins: a line of each from its source text, and all about one from importing it.
 
-`overview` imports nothing: it finds a module's file as the import system would and reads its text, so a listing cannot
-run anybody's code. `describe` imports the plugin.
+`overview` reads texts and imports nothing, so a listing cannot run anybody's code.
 """
 
 from __future__ import annotations
@@ -18,15 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError, UnknownPluginError
-from ..guard.calls import PASSED_BY_TRL
+from ..guard.calls import PASSED_BY_TRL, parameters_of
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import Declaration, role_of
 from .building import import_plugin
-from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
+from .discovery import (
+    Installed,
+    PluginInfo,
+    clash,
+    find,
+    is_allowed,
+    module_spec,
+    normalise,
+    split_target,
+    unknown_name,
+)
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind
-from .metadata import module_spec, normalise
 from .selection import parse_selection
 
 PLACEHOLDER = "REPLACE_ME"
@@ -53,7 +61,6 @@ def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> li
 
 
 def _docstring(info: PluginInfo) -> str:
-    """The docstring that a plugin's class or function has in its module's text."""
     module, attribute = split_target(info.target)
     found = _definitions_in(module).get(attribute)
     return (ast.get_docstring(found) if found else None) or ""
@@ -92,7 +99,6 @@ _CHARACTERS = 500_000
 
 @lru_cache(maxsize=256)
 def _definitions_in(name: str) -> dict[str, Definition]:
-    """The classes and functions of a module's text; empty if there is no such module or its text cannot be read."""
     spec = module_spec(name)
     try:
         text = getattr(spec.loader, "get_source", lambda name: None)(spec.name) if spec else None
@@ -231,10 +237,8 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
 
 
 def _parameters(called: Any) -> list[Parameter] | None:
-    """The parameters of a callable; None if Python knows none."""
-    try:
-        found = inspect.signature(called).parameters.values()
-    except (TypeError, ValueError):
+    found = parameters_of(called)
+    if found is None:
         return None
     return [
         Parameter(
@@ -243,7 +247,7 @@ def _parameters(called: Any) -> list[Parameter] | None:
             None if one.default is one.empty else repr(one.default),
             one.kind,
         )
-        for one in found
+        for one in found.values()
     ]
 
 

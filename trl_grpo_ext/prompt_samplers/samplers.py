@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
-from ..guard.parameters import Checked, checked_number, checked_text, checked_whole, number, text, whole
+from ..guard.parameters import Checked, checked_choice, checked_number, checked_text, checked_whole, number, text, whole
 from ..types import PromptOutcome, PromptPool, SamplerDeclaration
 
 
@@ -41,8 +41,7 @@ class InOrder(_ByRound):
         self._pool = pool
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
-        rounds = len(self._pool.rows) // count
-        done, place = divmod(round_number, rounds)
+        done, place = divmod(round_number, len(self._pool.rows) // count)
         return self._pool.order(done)[place * count : (place + 1) * count]
 
 
@@ -76,9 +75,8 @@ class Curriculum(_ByRound):
         numbers = [math.inf if value is None else value for value in _column(pool, self.column, "curriculum")]
         for row, value in enumerate(numbers):
             if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-                raise ConfigurationError(
-                    f"curriculum: the column {self.column!r} must have numbers or None; row {row} has {value!r}."
-                )
+                what = f"the column {self.column!r} must have numbers or None"
+                raise ConfigurationError(f"curriculum: {what}, got {value!r} in row {row}.")
         self._seed = pool.seed
         self._order = sorted(range(len(numbers)), key=lambda row: (numbers[row], row))
         self._open = self.start_share
@@ -96,9 +94,8 @@ class Curriculum(_ByRound):
 class Mixture(Checked, _ByRound):
     """Prompts of several sources in given proportions, each source in TRL's order.
 
-    Of every draw each source gets its share; what rounding takes from it, it gets back in a later draw. A source with
-    fewer rows than its part of one draw gives all of them once, and the others fill in. The objective is another:
-    sources count by their weights, not by their sizes.
+    Each source gets its share of the draws, over time to the row. A source with fewer rows than its part of a draw
+    gives all of them once, and the others fill in. The objective is another: sources count by weight, not by size.
 
     Source: none of its own.
 
@@ -136,9 +133,8 @@ class Mixture(Checked, _ByRound):
             source: PassAfterPass(pool, (row for row, value in enumerate(values) if value == source))
             for source in self.shares
         }
-        if empty := [source for source, order in self._orders.items() if not order.rows]:
-            known = ", ".join(sorted({*values})[:20])
-            raise ConfigurationError(f"mixture: no row has {empty[0]!r} in the column {self.column!r}: {known}.")
+        for source in self.shares:
+            checked_choice(f"mixture: a source in {self.column!r}", source, sorted({*values}))
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         sizes = {source: len(order.rows) for source, order in self._orders.items()}
@@ -149,8 +145,7 @@ class Mixture(Checked, _ByRound):
         parts = dict.fromkeys(owed, 0)
         for _ in range(count):  # one row at a time to the source to which most is owed
             able = [source for source in owed if parts[source] < sizes[source]]
-            source = max(able, key=lambda one: (owed[one] - parts[one], one))
-            parts[source] += 1
+            parts[max(able, key=lambda source: (owed[source] - parts[source], source))] += 1
         return [row for source, part in parts.items() for row in self._orders[source].take(part)]
 
     def metrics(self) -> Mapping[str, float]:
@@ -197,17 +192,14 @@ class PassAfterPass:
 def _column(pool: PromptPool, name: str, sampler: str) -> list[Any]:
     values = pool.column(name)
     if all(value is None for value in values):
-        raise ConfigurationError(
-            f"{sampler}: the data have no column {name!r}. They have: {', '.join(sorted(pool.rows[0]))}."
-        )
+        raise ConfigurationError(f"{sampler}: no values in the column {name!r}, only in {sorted(pool.rows[0])}.")
     return values
 
 
 class _Tracked(Checked):
     """What is known of each prompt: a running estimate of its success rate, and how often in a row it was solved.
 
-    The success of a group is its mean reward, mapped so that `fails_at` is 0 and `solved_at` is 1; half of the estimate
-    is the last round's.
+    A group's success is its mean reward, from 0 at `fails_at` to 1 at `solved_at`; the last round is half the estimate.
     """
 
     __name__: ClassVar[str]
@@ -222,9 +214,8 @@ class _Tracked(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.solved_at <= self.fails_at:
-            raise ConfigurationError(
-                f"{self.__name__}: solved_at must be above fails_at = {self.fails_at}, got {self.solved_at}."
-            )
+            numbers = f"{self.solved_at} and {self.fails_at}"
+            raise ConfigurationError(f"{self.__name__}: solved_at must be above fails_at, got {numbers}.")
 
     def start(self, pool: PromptPool) -> None:
         self._pool = pool
@@ -234,10 +225,9 @@ class _Tracked(Checked):
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         """Update what is known; a prompt whose completions have no reward stays as it was."""
         for outcome in outcomes:
-            if self.reward is not None and self.reward not in outcome.means:
-                known = ", ".join(outcome.means)
-                raise ConfigurationError(f"{self.__name__}: the run has no reward {self.reward!r}. It has: {known}.")
-            mean = outcome.reward if self.reward is None else outcome.means[self.reward]
+            mean = outcome.reward
+            if self.reward is not None:
+                mean = outcome.means[checked_choice(f"{self.__name__}: reward", self.reward, [*outcome.means])]
             if math.isnan(mean):
                 continue
             success = min(1.0, max(0.0, (mean - self.fails_at) / (self.solved_at - self.fails_at)))
@@ -313,20 +303,17 @@ class RetireSolved(_Tracked):
 class DifficultyPool(_Tracked):
     """Prompts whose success rate is near a target, by a running estimate of each; unseen ones are explored.
 
-    A share of each draw are prompts that were never seen, as long as there are any; at first, when hardly a prompt was
-    seen, nearly all of it, so that no few prompts come again and again. The others are drawn without replacement with
-    probabilities in proportion to `w = 0.05 + 0.95 · (1 - |p - target| / max(target, 1 - target))²` for the estimate
-    `p`, so that a prompt which looks solved or hopeless is tried again now and then. The objective is another: prompts
-    near the target count more than in the data.
+    A share of each draw are prompts that were never seen, at first nearly all of it. The others are drawn without
+    replacement in proportion to `w = 0.05 + 0.95 · (1 - |p - target| / max(target, 1 - target))²` for the estimate `p`,
+    so that a prompt which looks solved or hopeless is tried again now and then. The objective is another: prompts near
+    the target count more than in the data.
 
-    Source: none of its own; prompts of middle difficulty are preferred by Online Difficulty Filtering (2504.03380) and
-    by the difficulty pools of prime-rl.
+    Source: none of its own; Online Difficulty Filtering (2504.03380) and prime-rl's pools prefer middle difficulties.
     Departures: the paper filters what was sampled; this chooses before sampling.
 
     Args:
         target: The success rate that is preferred, from 0 to 1.
-        explore: Least share of each draw for prompts that were never seen, from 0 to 1; it is at least their share in
-            the pool.
+        explore: Least share of each draw for prompts that were never seen, from 0 to 1; at least theirs in the pool.
         reward: The reward function that decides; None means the weighted sum.
         solved_at: Mean reward at which the success is 1.
         fails_at: Mean reward at which it is 0.
@@ -349,5 +336,4 @@ class DifficultyPool(_Tracked):
     def weight(self, success: float) -> float:
         """The weight of a prompt with this success rate."""
         far = abs(success - self.target) / max(self.target, 1.0 - self.target)
-        near: float = max(0.0, 1.0 - far) ** 2.0
-        return 0.05 + (1.0 - 0.05) * near
+        return 0.05 + (1.0 - 0.05) * math.pow(max(0.0, 1.0 - far), 2.0)

@@ -14,6 +14,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,10 @@ def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = 
         all_checksums: Also read optimizer files above 50 MB.
     """
     folder = Path(folder)
+    files = (file for file in folder.rglob("*") if file.suffix in _READ and file.is_file())
+    of_files = filter(None, (_of_file(file, all_checksums) for file in files))
     try:
-        for problems in (_of_state, _of_weights, _of_training_state):
-            if problem := next(problems(folder), None):
-                return problem
-        files = (file for file in folder.rglob("*") if file.suffix in _READ and file.is_file())
-        return next(filter(None, (_of_file(file, all_checksums) for file in files)), None)
+        return next(chain(_of_state(folder), _of_weights(folder), _of_training_state(folder), of_files), None)
     except OSError as error:
         return f"it cannot be read: {error}"
 
@@ -128,12 +127,10 @@ def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
 
 def _of_state(folder: Path) -> Iterator[str]:
     """What is wrong with the file that transformers writes last."""
+    match = _CHECKPOINT.match(folder.name)
     if not (folder / STATE).is_file():
         yield f"{STATE} is missing"
-        return
-    state = _json(folder / STATE)
-    match = _CHECKPOINT.match(folder.name)
-    if state is None:
+    elif (state := _json(folder / STATE)) is None:
         yield f"{STATE} is no JSON"
     elif match and state.get("global_step") != int(match[1]):
         yield f"{STATE} speaks of step {state.get('global_step')!r}"

@@ -8,15 +8,17 @@ this was tried.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import ManifestError
 from ..guard.untrusted import printable_name
@@ -58,36 +60,38 @@ class Finding:
         return f"since step {self.since} {self.sentence}."
 
 
-@dataclass(frozen=True)
 class Curve:
     """A metric over steps, with its means over a moving window of a fifth of the points."""
 
-    steps: Sequence[int]
-    values: Values
-
-    @classmethod
-    def of(cls, values: Mapping[int, float]) -> Curve:
-        """Values by step."""
-        steps = sorted(values)
-        return cls(steps, np.array([values[step] for step in steps]))
+    def __init__(self, points: Mapping[int, float]) -> None:
+        self.points = points
+        self.steps = sorted(points)
+        self.values = np.array([points[step] for step in self.steps])
+        self.window = max(len(points) // 5, 1)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    @property
-    def window(self) -> int:
-        """Points of a mean."""
-        return max(len(self) // 5, 1)
-
     @cached_property
     def means(self) -> Values:
         """The means of all windows, in order."""
-        return np.convolve(self.values, np.full(self.window, 1 / self.window), mode="valid")
+        means: Values = sliding_window_view(self.values, self.window).mean(axis=1) if self.steps else self.values
+        return means
 
-    @property
+    @cached_property
     def best(self) -> int:
         """The window with the highest mean."""
         return int(self.means.argmax())
+
+    @property
+    def best_step(self) -> int:
+        """The last step of that window."""
+        return self.steps[self.best + self.window - 1]
+
+    @property
+    def size(self) -> float:
+        """The largest magnitude of the first, the best and the last mean."""
+        return float(np.abs(self.means[[0, self.best, -1]]).max())
 
     def change(self, window: int = 0) -> float:
         """By how much the last mean exceeds a window's; 0 if noise (by second differences) or rounding may do it."""
@@ -101,24 +105,16 @@ class Curve:
         fall = -self.change(self.best)
         return fall if fall > 0 and fall >= LARGE_FALL * self.size else 0.0
 
-    @property
-    def size(self) -> float:
-        """The largest magnitude of the first, the best and the last mean."""
-        return float(np.abs(self.means[[0, self.best, -1]]).max())
-
-    def end_of(self, window: int) -> int:
-        """The last step of a window."""
-        return self.steps[window + self.window - 1]
-
     def window_at(self, step: int) -> int:
         """The last window that ends at a step or before; the first if there is none."""
         return max(sum(end <= step for end in self.steps[self.window - 1 :]) - 1, 0)
 
     def since(self, holds: Values, share: float = 0.25) -> int | None:
-        """The point from which something holds for every mean to the end; None if that is too short a time."""
+        """The point from which something holds for every mean to the end; None if that or the run is too short."""
         broken = np.flatnonzero(~holds)
         first = int(broken[-1]) + self.window if len(broken) else 0
-        return first if len(self) - first >= max(share * len(self), SHORTEST_METRIC) else None
+        lasts = len(self) - first >= max(share * len(self), SHORTEST_METRIC)
+        return first if lasts and len(self) >= SHORTEST_RUN else None
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ class RunFacts:
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
         known = [(entry["step"], entry.get(key)) for entry in self.history if "step" in entry]
-        return Curve.of({int(s): float(v) for s, v in known if isinstance(v, int | float) and math.isfinite(v)})
+        return Curve({int(s): float(v) for s, v in known if isinstance(v, int | float) and math.isfinite(v)})
 
     @cached_property
     def keys(self) -> list[str]:
@@ -168,10 +164,19 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
 
 
 def findings(run: RunFacts) -> list[Finding]:
-    """The findings of a run, in the order of `DETECTORS`."""
+    """The findings of a run."""
     if len(run.reward) < SHORTEST_RUN:
         return []
-    return [one for detect in DETECTORS for one in detect(run)]
+    return [
+        *reward_against_metric(run),
+        *reward_fell(run),
+        *no_signal(run),
+        *truncated(run),
+        *entropy_gone(run),
+        *constant_reward(run),
+        *failing_reward(run),
+        *idle_parts(run),
+    ]
 
 
 def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
@@ -184,47 +189,41 @@ def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
     at_k = sorted((int(k[1]), key) for key in run.keys if (k := re.match(r"eval_pass@(\d+)", key)))
     names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}
     names |= {"eval_reward": "the held-out reward", "raw_reward": "the reward before shaping"}
-    found: dict[Finding, float] = {}
+    fallen: dict[str, Curve] = {}
     for key, metric in names.items():
         curve = run.curve(key)
-        if len(curve) < SHORTEST_METRIC or not (fall := curve.fall()):
-            continue
-        step = curve.end_of(curve.best)
-        before = run.reward.window_at(step)
-        if run.reward.change(before) > 0:
-            rise = f"{_number(run.reward.means[before])} to {_number(run.reward.means[-1])}"
-            sentence = (
-                f"the reward rises ({rise}) while {metric} falls ({_number(curve.means[curve.best])} to "
-                f"{_number(curve.means[-1])})"
-            )
-            found[Finding("reward_against_metric", step, run.reward.steps[-1], sentence)] = fall / curve.size
-    if found:
-        yield max(found, key=found.__getitem__)
+        fell = len(curve) >= SHORTEST_METRIC and curve.fall() > 0
+        if fell and run.reward.change(run.reward.window_at(curve.best_step)) > 0:
+            fallen[metric] = curve
+    if fallen:
+        metric, curve = max(fallen.items(), key=lambda item: item[1].fall() / item[1].size)
+        rise = _from_to(run.reward, run.reward.window_at(curve.best_step))
+        sentence = f"the reward rises ({rise}) while {metric} falls ({_from_to(curve, curve.best)})"
+        yield Finding("reward_against_metric", curve.best_step, run.reward.steps[-1], sentence)
 
 
 def reward_fell(run: RunFacts) -> Iterator[Finding]:
     """The reward lost at least half of what it had gained, or sank from the start."""
     curve = run.reward
-    fall, best = curve.fall(), float(curve.means[curve.best])
-    if fall and fall >= (best - curve.means[0]) / 2:
-        sentence = f"the reward falls ({_number(best)} to {_number(curve.means[-1])})"
-        yield Finding("reward_fell", curve.end_of(curve.best), curve.steps[-1], sentence)
+    fall = curve.fall()
+    if fall and fall >= (curve.means[curve.best] - curve.means[0]) / 2:
+        sentence = f"the reward falls ({_from_to(curve, curve.best)})"
+        yield Finding("reward_fell", curve.best_step, curve.steps[-1], sentence)
 
 
 def no_signal(run: RunFacts) -> Iterator[Finding]:
     """Nine groups in ten teach nothing."""
     curve = run.curve("groups/zero_variance" if "groups/zero_variance" in run.keys else "frac_reward_zero_std")
-    if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= NO_SIGNAL)) is None:
-        return
-    silent, reward = curve.values[first:].mean(), _number(run.reward.means[-1])
-    sentence = f"{silent:.0%} of the groups have no signal (reward {reward})"
-    yield Finding("no_signal", curve.steps[first], curve.steps[-1], sentence)
+    if (first := curve.since(curve.means >= NO_SIGNAL)) is not None:
+        silent = curve.values[first:].mean()
+        sentence = f"{silent:.0%} of the groups have no signal (reward {run.reward.means[-1]:.3g})"
+        yield Finding("no_signal", curve.steps[first], curve.steps[-1], sentence)
 
 
 def truncated(run: RunFacts) -> Iterator[Finding]:
     """Lengths run to the limit; or most completions were cut off from the start and the reward does not rise."""
     curve = run.curve("completions/clipped_ratio")
-    if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= TRUNCATED)) is None:
+    if (first := curve.since(curve.means >= TRUNCATED)) is None:
         return
     grew = curve.change() >= TRUNCATED / 2
     if grew or run.reward.change() <= 0:
@@ -236,10 +235,10 @@ def truncated(run: RunFacts) -> Iterator[Finding]:
 def entropy_gone(run: RunFacts) -> Iterator[Finding]:
     """Next to nothing is left of the entropy, and the reward has not risen."""
     curve = run.curve("entropy")
-    start = float(curve.values[:3].mean()) if len(curve) >= SHORTEST_RUN else 0.0  # it may go within the first window
-    first = curve.since(curve.means <= ENTROPY_LEFT * start) if start > 0 else None
-    if first is not None and run.reward.change() <= 0:
-        left = f"{_number(start)} to {_number(curve.means[-1])} nats"
+    start = sum(curve.values[:3]) / 3  # it may go within the first window
+    first = curve.since(curve.means <= ENTROPY_LEFT * start)
+    if first is not None and start > 0 and run.reward.change() <= 0:
+        left = f"{start:.3g} to {curve.means[-1]:.3g} nats"
         sentence = f"the entropy is gone ({left}) and the reward has not risen"
         yield Finding("entropy_gone", curve.steps[first], curve.steps[-1], sentence)
 
@@ -247,30 +246,27 @@ def entropy_gone(run: RunFacts) -> Iterator[Finding]:
 def constant_reward(run: RunFacts) -> Iterator[Finding]:
     """One of several rewards is the same for all completions, for half of the run or more."""
     for name in run.rewards if len(run.rewards) > 1 else ():
-        spread, mean = run.curve(f"rewards/{name}/std"), run.curve(f"rewards/{name}/mean")
-        if len(spread) >= SHORTEST_RUN and (first := spread.since(spread.means <= 1e-9, share=0.5)) is not None:
-            sentence = f"the reward {printable_name(name)} is {_number(mean.values[-1])} for every completion"
+        spread = run.curve(f"rewards/{name}/std")
+        if (first := spread.since(spread.means <= 1e-9, share=0.5)) is not None:
+            value = run.curve(f"rewards/{name}/mean").values[-1]
+            sentence = f"the reward {printable_name(name)} is {value:.3g} for every completion"
             yield Finding("constant_reward", spread.steps[first], spread.steps[-1], sentence)
 
 
 def failing_reward(run: RunFacts) -> Iterator[Finding]:
     """A reward cannot judge a growing share of the completions, for reasons other than the completion."""
     for name in run.rewards:
-        by_outcome = {outcome: f"outcomes/{name}/{outcome}" for outcome in _FAILURES}
         judged = any(key.startswith(f"outcomes/{name}/") for key in run.keys)
-        keys = by_outcome if judged else {outcome: f"rewards/{name}/{outcome}" for outcome in ("none", "nan")}
-        curves = {outcome: run.curve(key) for outcome, key in keys.items()}
+        prefix, failures = ("outcomes", _FAILURES) if judged else ("rewards", ("none", "nan"))
+        shares = {failure: run.curve(f"{prefix}/{name}/{failure}").points for failure in failures}
         # A reward logs the outcomes that it can have, and its mean only where that is known.
-        nothing = dict.fromkeys({*run.reward.steps, *(step for curve in curves.values() for step in curve.steps)}, 0.0)
-        parts = {
-            outcome: Curve.of(nothing | dict(zip(curve.steps, curve.values, strict=True)))
-            for outcome, curve in curves.items()
-        }
-        total = Curve(sorted(nothing), np.sum([part.values for part in parts.values()], axis=0))
+        nothing = dict.fromkeys({*run.reward.steps, *itertools.chain(*shares.values())}, 0.0)
+        curves = {failure: Curve({**nothing, **points}) for failure, points in shares.items()}
+        total = Curve({step: sum(points.get(step, 0.0) for points in shares.values()) for step in nothing})
         first = total.since(total.means >= (total.means[0] + total.means[-1]) / 2, share=0.0)
         if total.change() < FAILING or first is None:
             continue
-        most = max(parts, key=lambda outcome: parts[outcome].means[-1]).replace("_", " ")
+        most = max(curves, key=lambda failure: curves[failure].means[-1]).replace("_", " ")
         share = f"{total.means[-1]:.0%} of the completions ({total.means[0]:.0%} at first)"
         sentence = f"{printable_name(name)} cannot judge {share}, most of them for {most}"
         yield Finding("failing_reward", total.steps[first], total.steps[-1], sentence)
@@ -278,14 +274,11 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
 
 def idle_parts(run: RunFacts) -> Iterator[Finding]:
     """A part whose score is 0, or 1, or that is nowhere, in all completions."""
-    idle: dict[str, list[tuple[str, Curve, int]]] = {
-        "part_missing": [],
-        "part_never_right": [],
-        "part_always_right": [],
-    }
+    idle: dict[str, list[tuple[str, Curve, int]]] = {kind: [] for kind in _IDLE}
     for key in run.keys:
-        if (found := _PART.fullmatch(key)) is None or len(curve := run.curve(key)) < SHORTEST_RUN:
+        if (found := _PART.fullmatch(key)) is None:
             continue
+        curve = run.curve(key)
         kinds = {"part_missing": curve.means <= 0}
         if found[2] == "mean":
             kinds = {"part_never_right": curve.means == 0, "part_always_right": curve.means == 1}
@@ -303,17 +296,6 @@ def idle_parts(run: RunFacts) -> Iterator[Finding]:
             yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
 
 
-DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
-    reward_against_metric,
-    reward_fell,
-    no_signal,
-    truncated,
-    entropy_gone,
-    constant_reward,
-    failing_reward,
-    idle_parts,
-)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3g}"
+def _from_to(curve: Curve, window: int) -> str:
+    """The mean of a window, and the last one."""
+    return f"{curve.means[window]:.3g} to {curve.means[-1]:.3g}"

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
@@ -24,9 +23,9 @@ from ..errors import ManifestError
 from ..guard.calls import is_model, unique_names
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
-from ..plugins.kinds import KINDS, LABELS, PLURALS
+from ..plugins.discovery import installed_version, module_spec, owner_of, provenance
+from ..plugins.kinds import FACTS, KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
-from ..plugins.metadata import installed_version, module_spec, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import role_of
 from .writing import write_atomically
@@ -37,10 +36,7 @@ FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
 _FORMAT = 1
-_SEVERAL: Mapping[Kind, str] = {"advantage_hook": "advantage_hooks", "token_loss": "token_losses"}
-"""Kinds of which a trainer has a list, as this attribute."""
-_AT_MOST_ONE: tuple[Kind, ...] = ("loss_aggregation", "prompt_sampler", "group_filter")
-"""Kinds of which a trainer has one at most, as the attribute of the same name."""
+_OTHERS: tuple[Kind, ...] = ("advantage_hook", "token_loss", "loss_aggregation", "prompt_sampler", "group_filter")
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token|(^|_)(token|key)$", re.I)
@@ -96,11 +92,11 @@ class Manifest:
         rewards = with_origin(trainer.reward_funcs)
         for loaded, name, weight in zip(rewards, trainer.reward_func_names, weights, strict=False):
             records += _records_of("reward", loaded, name=name, weight=weight)
-        for kind, several in _SEVERAL.items():
-            for loaded in with_origin(getattr(trainer, several, [])):
-                records += _records_of(kind, loaded)
-        for kind in _AT_MOST_ONE:
-            if (one := getattr(trainer, kind, None)) is not None:
+        for kind in _OTHERS:
+            if FACTS[kind].several:
+                for loaded in with_origin(getattr(trainer, FACTS[kind].setting[0], [])):
+                    records += _records_of(kind, loaded)
+            elif (one := getattr(trainer, kind, None)) is not None:
                 origin = (known or {}).get(kind)
                 records += _records_of(kind, origin if origin is not None and origin.object is one else Loaded(one))
         versions = {name: installed_version(name) for name in _VERSIONS_OF}
@@ -147,50 +143,45 @@ class Manifest:
         Raises:
             ManifestError: It is malformed; the message says where.
         """
-        whole = _checked(value, {"format": int, "versions": dict, "plugins": list}, "the whole")
-        if whole["format"] != _FORMAT:
-            raise ManifestError(f"its format is {whole['format']}, and this version reads {_FORMAT}")
-        entries = [_checked(entry, _TYPES, f"plugins[{index}]") for index, entry in enumerate(whole["plugins"])]
-        return cls(tuple(PluginRecord(**entry) for entry in entries), whole["versions"])
+        match value:
+            case {"format": format_, "versions": dict() as versions, "plugins": list() as plugins}:
+                if format_ != _FORMAT:
+                    raise ManifestError(f"its format is {format_!r:.60}, and this version reads {_FORMAT}")
+                return cls(tuple(map(_read_record, plugins)), versions)
+        raise ManifestError("it is no mapping with format, versions and plugins")
 
 
-_TEXT = (str, type(None))
-_TYPES: dict[str, Any] = {
-    "kind": str,
-    "name": str,
-    "distribution": _TEXT,
-    "version": _TEXT,
-    "target": str,
-    "parameters": (dict, type(None)),
-    "weight": (int, float, type(None)),
-    "switches": dict,
-    "source_hash": _TEXT,
-    "inside": _TEXT,
-    "selected": bool,
-    "role": _TEXT,
-}
-
-
-def _checked(value: Any, types: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A mapping with values of these types, no more and no fewer."""
-    if not isinstance(value, dict) or value.keys() != types.keys():
-        raise ManifestError(f"{place} is no mapping of {', '.join(types)}: {value!r:.60}")
-    for name, kinds in types.items():
-        wrong = not isinstance(value[name], kinds) or (isinstance(value[name], bool) and kinds is not bool)
-        if wrong or (name == "kind" and value[name] not in KINDS):
-            raise ManifestError(f"{place}.{name} is {value[name]!r:.60}")
-    return value
+def _read_record(value: Any) -> PluginRecord:
+    match value:
+        case {
+            "kind": str() as kind,
+            "name": str(),
+            "distribution": str() | None,
+            "version": str() | None,
+            "target": str(),
+            "parameters": dict() | None,
+            "weight": int() | float() | None,
+            "switches": dict(),
+            "source_hash": str() | None,
+            "inside": str() | None,
+            "selected": bool(),
+            "role": str() | None,
+            **more,
+        } if kind in KINDS and not more:
+            return PluginRecord(**value)
+    raise ManifestError(f"it is no record of a plugin: {value!r:.300}")
 
 
 def _records_of(
-    kind: Kind, loaded: Loaded, *, name: str | None = None, weight: float | None = None, inside: str = ""
+    kind: Kind, loaded: Loaded, *, name: str | None = None, weight: float | None = None, inside: str | None = None
 ) -> Iterator[PluginRecord]:
     """The record of one plugin, then those of the rewards among its parameters."""
-    if loaded.info is not None and loaded.selection is not None:
-        info, asked = loaded.info, loaded.selection
-        switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
-        if asked.guard is not None:
-            switches["guard"] = plain_mapping(asked.guard)
+    info = loaded.info
+    asked = loaded.selection
+    if info is None or asked is None:
+        record = _given_in_python(kind, loaded.object, name)
+    else:
+        guard = {} if asked.guard is None else {"guard": plain_mapping(asked.guard)}
         record = PluginRecord(
             kind=kind,
             name=info.name,
@@ -198,17 +189,15 @@ def _records_of(
             version=info.version,
             target=info.target,
             parameters=plain_mapping(asked.parameters),
-            weight=asked.weight if weight is None else weight,
-            switches=switches,
+            switches={**dict.fromkeys(sorted(asked.switches), True), **guard},
             source_hash=hash_of_module(info.target.partition(":")[0].strip()),
         )
-    else:
-        record = replace(_given_in_python(kind, loaded.object, name), weight=weight)
+        weight = asked.weight if weight is None else weight
     role = role_of(loaded.object) if kind == "advantage_hook" else None
-    yield replace(record, inside=inside or None, role=role)
+    yield replace(record, weight=weight, inside=inside, role=role)
     for place, reward in loaded.inner:
-        within = f"{record.name}, {place}" if not inside else f"{inside}: {record.name}, {place}"
-        yield from _records_of(kind, reward, inside=within)
+        within = f"{record.name}, {place}"
+        yield from _records_of(kind, reward, inside=within if inside is None else f"{inside}: {within}")
 
 
 def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
@@ -224,12 +213,11 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
         else:
             parameters = plain_mapping(thing.keywords) | (parameters or {})
             thing = thing.func
-    defined = thing if hasattr(thing, "__qualname__") else type(thing)
     if is_model(thing):
-        defined = type(getattr(thing, "module", thing))  # an engine may have wrapped it
-        config = getattr(getattr(thing, "module", thing), "config", None)
-        parameters = {"name_or_path": getattr(config, "_name_or_path", None)}
-    elif parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
+        thing = getattr(thing, "module", thing)  # an engine may have wrapped it
+        parameters = {"name_or_path": getattr(getattr(thing, "config", None), "_name_or_path", None)}
+    defined = thing if hasattr(thing, "__qualname__") else type(thing)
+    if parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
         parameters = _constructed_with(thing)
     module = str(getattr(defined, "__module__", None) or "__main__")
     owner = None if module == "__main__" else owner_of(module)
@@ -297,9 +285,6 @@ def plain_value(value: Any) -> Any:
     return f"<{named.__module__}:{named.__qualname__}>"
 
 
-# -------------------------------------------------------------------------------------------------- how two differ
-
-
 def differences(old: Manifest, new: Manifest) -> list[str]:
     """List the differences between the plugins of two manifests; empty if there are none.
 
@@ -311,21 +296,21 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         old: Of the checkpoint.
         new: Of this run.
     """
-    before, here = _by_key(old), _by_key(new)
+    before = _by_name(old)
+    here = _by_name(new)
     texts = []
-    for key, record in {**before, **here}.items():
-        name = f"{LABELS[record.kind]} {_text(record.name)}"
-        name += f" (inside {_text(record.inside)})" if record.inside else ""
-        if key in here and key in before:
-            texts += [f"{name}: {text}" for text in _changes(before[key], record)]
+    for name, record in {**before, **here}.items():
+        if name in here and name in before:
+            texts += [f"{name}: {text}" for text in _changes(before[name], record)]
         else:
-            where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
+            where = "here and not in the checkpoint" if name in here else "in the checkpoint and not here"
             texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        orders = [[key for key in one if key[0] == kind and key in before and key in here] for one in (before, here)]
-        if orders[0] != orders[1]:
-            names, names_here = (", ".join(_text(key[2]) for key in order) for order in orders)
-            texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
+        both = [name for name, one in before.items() if one.kind == kind and name in here]
+        order = [name for name in here if name in both]
+        if order != both:
+            then, now = (", ".join(_text(here[name].name) for name in names) for names in (both, order))
+            texts.append(f"{PLURALS[kind]}: the order is {then} in the checkpoint, {now} here")
     return texts
 
 
@@ -338,19 +323,18 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     ]
 
 
-def _by_key(manifest: Manifest) -> dict[tuple[str, str | None, str, int], PluginRecord]:
-    """The records by kind, place, name and a running number for duplicates."""
-    seen: Counter[tuple[str, str | None, str]] = Counter()
-    keyed: dict[tuple[str, str | None, str, int], PluginRecord] = {}
-    for record in manifest.plugins:
-        key = (record.kind, record.inside, record.name)
-        keyed[*key, seen[key]] = record
-        seen[key] += 1
-    return keyed
+def _by_name(manifest: Manifest) -> dict[str, PluginRecord]:
+    """The records by kind, name and place, as a sentence has them; duplicates are numbered."""
+    names = []
+    for one in manifest.plugins:
+        place = f" (inside {_text(one.inside)})" if one.inside else ""
+        names.append(f"{LABELS[one.kind]} {_text(one.name)}{place}")
+    return dict(zip(unique_names(names), manifest.plugins, strict=True))
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    before, here = _facts(old, new), _facts(new, old)
+    before = _facts(old, new)
+    here = _facts(new, old)
     origins = {(one.distribution, one.version, one.target) for one in (old, new)}
     if len(origins) == 1 and len({old.source_hash, new.source_hash} - {None}) > 1:
         yield "its source differs, although its version does not"

@@ -58,9 +58,9 @@ def data_uri(content: Any) -> str:
 
 
 def _jpeg(picture: Any) -> bytes:
-    from PIL import Image
-
-    small, buffer = picture.convert("RGB"), io.BytesIO()
+    buffer = io.BytesIO()
+    small = picture.convert("RGB")
+    small.info.clear()  # its metadata
     small.thumbnail((EDGE, EDGE))
-    Image.frombytes("RGB", small.size, small.tobytes()).save(buffer, "JPEG", quality=80)  # without its metadata
+    small.save(buffer, "JPEG", quality=80)
     return buffer.getvalue()

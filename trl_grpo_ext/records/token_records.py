@@ -12,9 +12,12 @@ import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.parquet
 
 from ..errors import AlignmentError, PluginOutputError
 from ..types import Rollout
@@ -26,45 +29,54 @@ if TYPE_CHECKING:
 
 FOLDER = "token_records"
 
-COLUMNS: dict[str, str] = {
-    "step": "optimizer steps done when the file was written",
-    "group": "number of the prompt within the generation batch, over all ranks",
-    "member": "number of the completion within its group",
-    "prompt": "the prompt as text; JSON where it is a list of messages",
-    "prompt_ids": "the prompt's tokens",
-    "images": "small copies of the prompt's first pictures, as JPEG",
-    "completion": "the completion's tokens as text, without special tokens",
-    "truncated": "whether it ended at the limit",
-    "rewards": "each function's reward, null where it gave None",
-    "reward": "their weighted sum",
-    "parts": "the parts of its rewards that apply, as reward/part",
-    "part_scores": "their scores",
-    "part_present": "whether each has a place in the completion",
-    "token_part": "for every token the part that it belongs to, by its number in `parts` (the last of several); -1 for "
-    "none; null if they cannot be placed",
-    "outcomes": "the verdict of rewards that judge by outcomes: right, wrong, no_answer, timeout, ...",
-    "token_ids": "the completion's tokens",
-    "tokens": "their names in the vocabulary",
-    "starts": "where in the completion's text each token's characters begin; null if they cannot be matched",
-    "ends": "where they end",
-    "live": "whether the token counts in the loss",
-    "turns": "number of the turn that wrote the token, from 0; -1 where a tool or an environment wrote it",
-    "failed_turns": "numbers of the turns with a failed tool call; null if unknown",
-    "stages": "the stages of the advantages: trl, then each hook",
-    "advantages": "the advantage of every token after each stage",
-    "advantage": "the advantage of every token that the loss used; null until the row has been trained on",
-    "weight": "the token's weight in the loss of the optimizer step; null where there was none",
-    "logp": "log-probability under the policy at that loss forward; null where there was none",
-    "entropy": "entropy of the next-token distribution there, in nats; null where there was none",
-}
-"""The columns of a record: name, type and meaning."""
+_INTEGERS = pyarrow.list_(pyarrow.int64())
+_NUMBERS = pyarrow.list_(pyarrow.float32())
+_FLAGS = pyarrow.list_(pyarrow.bool_())
+_STRINGS = pyarrow.list_(pyarrow.string())
+
+SCHEMA = pyarrow.schema(
+    {
+        "step": pyarrow.int64(),  # optimizer steps done when the file was written
+        "group": pyarrow.int64(),  # number of the prompt within the generation batch, over all ranks
+        "member": pyarrow.int64(),  # number of the completion within its group
+        "prompt": pyarrow.string(),  # the prompt as text; JSON where it is a list of messages
+        "prompt_ids": _INTEGERS,  # the prompt's tokens
+        "images": pyarrow.list_(pyarrow.binary()),  # small copies of the prompt's first pictures, as JPEG
+        "completion": pyarrow.string(),  # the completion's tokens as text, without special tokens
+        "truncated": pyarrow.bool_(),  # whether it ended at the limit
+        "rewards": pyarrow.map_(pyarrow.string(), pyarrow.float64()),  # each function's, null where it gave None
+        "reward": pyarrow.float64(),  # their weighted sum
+        "parts": _STRINGS,  # the parts of its rewards that apply, as reward/part
+        "part_scores": _NUMBERS,  # their scores
+        "part_present": _FLAGS,  # whether each has a place in the completion
+        # for every token the part that it belongs to, by its number in `parts` (the last of several); -1 for none; null
+        # if they cannot be placed
+        "token_part": _INTEGERS,
+        "outcomes": pyarrow.map_(pyarrow.string(), pyarrow.string()),  # right, wrong, timeout, ..., by reward
+        "token_ids": _INTEGERS,  # the completion's tokens
+        "tokens": _STRINGS,  # their names in the vocabulary
+        "starts": _INTEGERS,  # where in the text each token's characters begin; null if they cannot be matched
+        "ends": _INTEGERS,  # where they end
+        "live": _FLAGS,  # whether the token counts in the loss
+        "turns": _INTEGERS,  # the turn that wrote the token, from 0; -1 where a tool or an environment wrote it
+        "failed_turns": _INTEGERS,  # numbers of the turns with a failed tool call; null if unknown
+        "stages": _STRINGS,  # the stages of the advantages: trl, then each hook
+        "advantages": pyarrow.list_(_NUMBERS),  # the advantage of every token after each stage
+        "advantage": _NUMBERS,  # of every token that the loss used; null until the row has been trained on
+        "weight": _NUMBERS,  # the token's weight in the loss of the optimizer step; null where there was none
+        "logp": _NUMBERS,  # log-probability under the policy at that loss forward; null where there was none
+        "entropy": _NUMBERS,  # entropy of the next-token distribution there, in nats; null where there was none
+    }
+)
+"""The columns of a record."""
 
 
 class TokenRecorder:
     """Keeps this rank's records of sampled rows: `count` of a generation batch, over all ranks, in whole groups."""
 
     def __init__(self, count: int, seed: int) -> None:
-        self._count, self._seed = count, seed
+        self._count = count
+        self._seed = seed
         self._records: dict[int, dict[str, Any]] = {}
         self._warned = False
 
@@ -139,67 +151,32 @@ def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
 
 def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int) -> Path | None:
     """Write the records of all ranks to one file in one step, ordered by group and member; None if there are none."""
-    import pyarrow
-    import pyarrow.parquet
-
     if not records:
         return None
     rows = sorted(records, key=lambda record: (record["group"], record["member"]))
     content = io.BytesIO()
-    pyarrow.parquet.write_table(
-        pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=_schema()), content
-    )
+    table = pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=SCHEMA)
+    pyarrow.parquet.write_table(table, content)
     path = Path(output_dir) / FOLDER / f"step_{step:05d}.parquet"
     write_atomically(path, content.getvalue())
     return path
 
 
-def _schema() -> Any:
-    import pyarrow as pa
-
-    numbers = pa.list_(pa.float32())
-    flags = pa.list_(pa.bool_())
-    strings = pa.list_(pa.string())
-    types: dict[str, Any] = {
-        **dict.fromkeys(("step", "group", "member"), pa.int64()),
-        **dict.fromkeys(("prompt", "completion"), pa.string()),
-        **dict.fromkeys(("parts", "tokens", "stages"), strings),
-        **dict.fromkeys(("part_scores", "advantage", "weight", "logp", "entropy"), numbers),
-        **dict.fromkeys(("part_present", "live"), flags),
-        "images": pa.list_(pa.binary()),
-        "truncated": pa.bool_(),
-        "rewards": pa.map_(pa.string(), pa.float64()),
-        "reward": pa.float64(),
-        "outcomes": pa.map_(pa.string(), pa.string()),
-        "advantages": pa.list_(numbers),
-    }
-    return pa.schema([(name, types.get(name, pa.list_(pa.int64()))) for name in COLUMNS])
-
-
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
-    rewards = zip(rollout.reward_names, rollout.rewards_B_K[row].tolist(), strict=True)
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
-    failed: list[int] | None = []
-    if -1 in turns:
-        try:
-            failed = [turn.number for turn in rollout.turns(row) if turn.failed]
-        except (AlignmentError, PluginOutputError):
-            failed = None
     prompt = rollout.prompts[row]
     if not isinstance(prompt, str):
         prompt = json.dumps(prompt, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
-    try:
-        spans: Sequence[tuple[int, int]] | None = rollout.offsets(row)
-    except AlignmentError:
-        spans = None
+    spans = _placed(lambda: rollout.offsets(row))
+    failed = _placed(lambda: [turn.number for turn in rollout.turns(row) if turn.failed]) if -1 in turns else []
     return {
         "prompt": encodable(prompt),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
         "images": copies_of(rollout.prompts[row]),
         "completion": encodable(rollout.texts[row]),
         "truncated": bool(rollout.truncated_B[row]),
-        "rewards": [(name, _number(value)) for name, value in rewards],
+        "rewards": list(zip(rollout.reward_names, map(_number, rollout.rewards_B_K[row].tolist()), strict=True)),
         "reward": _number(float(rollout.rewards_B[row])),
         **_parts(rollout, row, len(ids)),
         "token_ids": ids,
@@ -210,6 +187,14 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         "turns": turns,
         "failed_turns": failed,
     }
+
+
+def _placed(find: Callable[[], Any]) -> Any:
+    """What is found in the text of a completion; None if its tokens cannot be matched with it."""
+    try:
+        return find()
+    except (AlignmentError, PluginOutputError):
+        return None
 
 
 def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:

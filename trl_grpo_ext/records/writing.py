@@ -1,10 +1,9 @@
-"""Atomic file writes, each beside its place and then renamed; and some of many files."""
+"""Atomic file writes, each beside its place and then renamed."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -19,11 +18,3 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def evenly(paths: Sequence[Path], most: int) -> list[Path]:
-    """At most so many of the files, evenly spread, with the first and the last; the last alone of one."""
-    if most < 2:
-        return list(paths[-most:]) if most else []
-    count = min(most, len(paths))
-    return [paths[round(number * (len(paths) - 1) / max(count - 1, 1))] for number in range(count)]

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .kit import assert_conforms, check
-from .reports import ConformanceError, Report, Violation
+from .kit import ConformanceError, Report, Violation, assert_conforms, check
 from .rules import RULES, Rule
 
 if TYPE_CHECKING:

@@ -105,7 +105,6 @@ class SmallBatch:
         return rewards_B.to(dtype), groups_B, group_mean(rewards_B, groups_B).to(dtype)
 
     def totals(self) -> Totals:
-        """Counts over all rows."""
         return Totals(
             tokens=sum(sum(row.live) for row in self.rows),
             sequences=len(self.rows),
@@ -120,7 +119,6 @@ class SmallBatch:
         return replace(totals, step=step, micro_batches=micro_batches, processes=processes)
 
     def mask(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """The loss mask `(B, T)`."""
         return padded([row.live for row in self.rows], width or self.width, 0.0, dtype)
 
     def incoming(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -134,7 +132,6 @@ class SmallBatch:
         return torch.where(self.mask(width, dtype) > 0, table_B_T, torch.zeros_like(table_B_T))
 
     def losses(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """Per-token losses `(B, T)` of either sign."""
         return self.table("losses", -2.0, 2.0, width, dtype=dtype)
 
     def rollout(
@@ -235,7 +232,6 @@ class SmallBatch:
         return turns_between(row.live, self.pieces(row), [0] if row.number % 2 else [])
 
     def _parts(self, row: Row) -> Parts | None:
-        """What the first function says: the first token is a part, the second one in completions that have it."""
         if math.isnan(row.rewards[0]):
             return None
         start = len("".join(self.pieces(row)[:1]))

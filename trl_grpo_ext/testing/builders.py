@@ -206,7 +206,6 @@ class Ranks:
         ]
 
     def run(self, call: Callable[[Rollout], Any]) -> list[Any]:
-        """Run `call` on each rank and return the results."""
         self._over = False
 
         def on(rank: int, rollout: Rollout) -> Any:

@@ -10,24 +10,104 @@ import io
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, TRLGRPOExtError
 from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
+from ..guard.untrusted import one_line, printable
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find
-from ..plugins.kinds import FACTS, Kind, check_kind
+from ..plugins.kinds import FACTS, LABELS, Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
-from .reports import ConformanceError, Report, Violation
 from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
 
 TIMEOUT = 60.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
 OPTIONS = ("parameters", "columns", "completions", "prompts", "rules", "timeout", "unreadable", "tokenizer")
+
+
+class ConformanceError(AssertionError, TRLGRPOExtError):
+    """A plugin breaks a rule of its kind; the message is the report."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a plugin breaks."""
+
+    rule: Rule
+    message: str  # what was wrong, with the values
+    example: str  # an input on which it breaks the rule, as printable text
+
+
+@dataclass(frozen=True)
+class Report:
+    """The kit's report on one plugin: the rules that it keeps, breaks, and that were not checked, with the reason.
+
+    `no_effect` says why the checks do not show that the plugin does anything (all texts got one score, say), else it is
+    empty; `printed` has the lines that the plugin printed (untrusted text).
+    """
+
+    subject: str
+    kind: Kind
+    passed: tuple[Rule, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    skipped: tuple[tuple[Rule, str], ...] = ()
+    no_effect: str = ""
+    printed: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def plain(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        violations = [
+            {"rule": one.rule.name, "summary": one.rule.summary, "why": one.rule.why}
+            | {"message": one.message, "example": one.example}
+            for one in self.violations
+        ]
+        return {
+            "subject": self.subject,
+            "kind": self.kind,
+            "ok": self.ok,
+            "passed": [rule.name for rule in self.passed],
+            "violations": violations,
+            "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
+            "no_effect": self.no_effect or None,
+            "printed": list(self.printed),
+        }
+
+    def lines(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+        """The report for people: each line's indentation, and its parts with their styles as `rich` names them."""
+        kept = f"{len(self.passed)} rule{'s' * (len(self.passed) != 1)} kept"
+        counts = f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
+        style = "bold red" if not self.ok else "bold yellow" if self.no_effect else "bold green"
+        yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (counts, style)]
+        for broken in self.violations:
+            rule = broken.rule
+            yield 2, [("broken ", "red"), (rule.name, "bold red")]
+            said = {"found": broken.message, "example": broken.example, "rule": rule.summary, "why": rule.why}
+            for label, text in said.items():
+                for place, line in enumerate(printable(text).split("\n") if text else ()):
+                    yield 4, [("" if place else f"{label}: ", "dim"), (line, "")]
+        reasons: dict[str, list[str]] = {}
+        for rule, reason in self.skipped:
+            reasons.setdefault(reason, []).append(rule.short)
+        not_checked = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in reasons.items())
+        for label, text, style in (
+            ("not shown to work: ", self.no_effect, "bold yellow"),
+            ("not checked: ", not_checked, "yellow"),
+            ("it printed: ", self.printed[0] if self.printed else "", "dim"),
+        ):
+            if text:
+                yield 2, [(label, style), (one_line(text), "")]
+
+    def __str__(self) -> str:
+        return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines())
 
 
 def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
@@ -80,7 +160,6 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
 
 
 def _findings(rules: Sequence[Rule], checks: Checks) -> dict[Rule, Finding]:
-    """What comes of each rule; those after a gate that is broken are not checked."""
     found: dict[Rule, Finding] = {}
     shut = ""
     for rule in rules:
@@ -116,12 +195,11 @@ def _time_limit(seconds: float, checks: Checks) -> Iterator[None]:
 def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Checks:
     """The checks of a plugin. The modules of its kind are imported here, since most import torch."""
     plugin, name, options = _subject(kind, plugin_or_selection, given)
-    texts, prompts = (as_texts(what, options.get(what)) for what in ("completions", "prompts"))
+    texts, prompts = (as_texts(options.get(what)) for what in ("completions", "prompts"))
     columns = as_columns(options.get("columns"))
     checks: Checks
     if kind == "reward":
-        from .reward_calls import ordinary_call
-        from .rewards import RewardChecks
+        from .rewards import RewardChecks, ordinary_call
 
         checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns), options)
     elif kind == "prompt_sampler":
@@ -163,7 +241,6 @@ def _subject(kind: Kind, asked: Any, given: Mapping[str, Any]) -> tuple[Any, str
 
 
 def _declared(kind: Kind, exported: Any, name: str) -> Mapping[str, Any]:
-    """The options that a plugin, or its class, declares."""
     declared = FACTS[kind].declaration.of(exported).conformance
     _check_keys(declared, f"{name}, conformance")
     return declared
@@ -183,10 +260,8 @@ def as_columns(columns: Any) -> dict[str, list[Any]]:
     return {name: list(one) if isinstance(one, list | tuple) else [one] for name, one in given.items()}
 
 
-def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
+def as_texts(texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them."""
     if isinstance(texts, str):
         return (texts,)
-    if texts is not None and (not isinstance(texts, Sequence) or not texts):
-        raise ConfigurationError(f"{what} must be a list with at least one entry, got {texts!r:.200}.")
     return None if texts is None else tuple(texts)

@@ -1,8 +1,8 @@
-"""The rules of rewards, each as a check on small calls in TRL's form."""
+"""The rules of rewards, each as a check on small calls in TRL's form, with completions of many kinds."""
 
 from __future__ import annotations
 
-import inspect
+import copy
 import math
 import os
 import random
@@ -11,16 +11,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar
 
-from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, parameters_of, reward_name
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
-from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, plugin_code
 
 # How far scores may be apart that ought to be the same: a model's last digits change with the padding.
@@ -36,6 +36,156 @@ _QUICK = 0.05
 
 Scores = list[float | None]
 T = TypeVar("T")
+
+
+_ROWS_SHOWN = 3
+_MOST_ITEMS = 16
+
+Form = Literal["text", "messages"]
+
+COMPLETIONS = (
+    r"The answer is \boxed{18}.",
+    "<think>20 - 2 = 18</think>\n<answer>\\boxed{18}</answer>",
+    "nothing at all is to be seen here",
+    "She sells 16 - 3 - 4 = 9 eggs a day, and so she has 9 * 2 = $18. #### 18",
+    "```python\ndef add(a, b):\n    return a + b\n```",
+    '```json\n{"answer": 18, "unit": "eggs"}\n```',
+    "1 3 18",
+    "<think>x</think><answer>3</answer>",
+)
+"""Completions of several kinds, so that most rewards give different scores."""
+
+PROMPTS = ("Janet has 20 eggs and breaks 2. How many are left?", "Add two numbers.", "Sort: 3 18 1")
+
+COLUMNS: Mapping[str, Sequence[Any]] = {
+    "answer": ["#### 18", "#### 18", "#### 9", "#### 3"],
+    "solution": ["18", "18", "9", "3"],
+    "numbers": [[3, 18, 1], [18, 3, 1], [2, 1]],
+    "tests": [["assert add(1, 2) == 3"], ["assert add(1, 2) == 4"]],
+    "task": ["math"],
+}
+"""Columns that many data sets have: a list of values, repeated as often as there are completions."""
+
+HOSTILE = (
+    "\x00\x01\x1b[31m\x7f",
+    "\ud800 a lone surrogate",
+    "\u202eright to left\u2066\u200b\ufeff",
+    "١٨ ５ ² ½ Ⅷ 十八",
+    "e\u0301\u0301\u0301" * 20,
+    "👩‍👩‍👧‍👦🏳️‍🌈",
+    "9" * 5000,
+    "1e999 -1e999 nan inf 1/0 0x1F 1_000",
+    "(" * 2000 + "[" * 2000 + "{" * 2000,
+    "<think>" * 500,
+    "</answer></think><answer><think>",
+    r"\boxed{" * 300,
+    r"\boxed{\frac{1}{0}}",
+    '```json\n{"a": NaN, "a": [[[[{}]]]]}\n```',
+    "```python\nraise SystemExit(1)\n```",
+    "%s %d {0} {x} ${y} \\1 \\",
+    "a" * 20_000,
+    "\n" * 3000,
+    " ",
+    "\r\n\t\v\f\x85\u2028",
+    "'; DROP TABLE rewards; --",
+    "None",
+)
+"""What a policy writes sooner or later."""
+
+_TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {}}}
+EMPTY: Mapping[str, Sequence[Any]] = {
+    "the empty string": [""],
+    "a message with empty text": [[{"role": "assistant", "content": ""}]],
+    "a message that only calls a tool": [[{"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}]],
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One completion with its row of the data set."""
+
+    prompt: Any
+    completion: Any
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardCall:
+    """One call of a reward. `form` is the form in which string completions are passed."""
+
+    items: tuple[Item, ...]
+    form: Form = "text"
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments, fresh lists throughout, as TRL passes them."""
+        # What a reward can sensibly read of transformers' `TrainerState`, early in a run.
+        state = SimpleNamespace(global_step=3, max_steps=100, epoch=0.1, num_train_epochs=1, log_history=[])
+        state.is_world_process_zero = state.is_local_process_zero = True
+        return {
+            "prompts": [self._in_form(item.prompt, "user") for item in self.items],
+            "completions": [self._in_form(item.completion, "assistant") for item in self.items],
+            "completion_ids": [_ids(item.completion) for item in self.items],
+            **{name: [copy.deepcopy(item.columns.get(name)) for item in self.items] for name in self.columns},
+            "trainer_state": state,
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: None,
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for item in self.items for name in item.columns))
+
+    def __str__(self) -> str:
+        first = self.items[:_ROWS_SHOWN]
+        more = max(len(self.items) - _ROWS_SHOWN, 0)
+        rest = f", and {more} more" if more else ""
+        completions = ", ".join(shown(item.completion) for item in first) + rest
+        parts = [f"completions=[{completions}]" + (" as messages" if self.form == "messages" else "")]
+        for name in self.columns:
+            parts.append(f"{name}=[{', '.join(shown(item.columns.get(name)) for item in first)}{rest}]")
+        return ", ".join(parts)
+
+    def with_items(self, items: Iterable[Item]) -> RewardCall:
+        return replace(self, items=tuple(items))
+
+    def with_value(self, row: int, column: str, value: Any) -> RewardCall:
+        items = list(self.items)
+        items[row] = replace(items[row], columns={**items[row].columns, column: value})
+        return self.with_items(items)
+
+    def _in_form(self, text: Any, role: str) -> Any:
+        if isinstance(text, str) and self.form == "messages":
+            return [{"role": role, "content": text}]
+        return copy.deepcopy(text)
+
+
+def ordinary_call(
+    reward: Any,
+    completions: Sequence[Any] | None,
+    prompts: Sequence[Any] | None,
+    columns: Mapping[str, Sequence[Any]],
+) -> RewardCall:
+    """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
+    reward compares with. Prompts and columns are repeated."""
+    asked = prompts or PROMPTS
+    every = {**COLUMNS, **columns}
+    items = [
+        Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
+        for row, text in enumerate(completions or COMPLETIONS)
+    ]
+    if completions is None:
+        first = items[0]
+        column = RewardDeclaration.of(reward).reference_column
+        if column is not None and column in columns:
+            value = str(first.columns[column])
+            said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
+            items += [replace(first, completion=text) for text in said]
+    return RewardCall(tuple(items[:_MOST_ITEMS]))
+
+
+def _ids(completion: Any) -> list[int]:
+    text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
+    return [1 + ord(character) % 500 for character in text[::4]]
 
 
 class RewardChecks(Checks):
@@ -110,10 +260,7 @@ class RewardChecks(Checks):
 
     def _columns_read(self, error: BaseException) -> list[str]:
         """The columns that it reads and nobody gave; they may be why it failed, and then nothing can be said."""
-        try:
-            parameters = inspect.signature(self.plugin).parameters.values()
-        except (TypeError, ValueError):
-            return []
+        parameters = (parameters_of(self.plugin) or {}).values()
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             return []
         named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
@@ -127,7 +274,6 @@ class RewardChecks(Checks):
         return returned if hasattr(returned, "__len__") or not hasattr(returned, "__iter__") else list(returned)
 
     def _scores(self, batch: RewardCall) -> Scores:
-        """The same, checked against the contract."""
         return self._read(self._raw(batch), batch)
 
     def _read(self, returned: Any, batch: RewardCall) -> Scores:
@@ -140,7 +286,6 @@ class RewardChecks(Checks):
         return scores
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: RewardCall) -> None:
-        """Compare scores that should be equal; `what` names the two."""
         for row, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if not _same(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", batch)
@@ -307,7 +452,6 @@ def run_together(*works: Callable[[], T]) -> list[T]:
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """Whether two scores are the same, up to the last digits."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
@@ -334,7 +478,6 @@ def process_state() -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The changes, in words."""
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]

@@ -34,7 +34,6 @@ class Rule:
 
     @property
     def short(self) -> str:
-        """The name without its kind: `neighbours`."""
         return self.name.partition(".")[2]
 
 
@@ -206,7 +205,6 @@ class Checks:
         return ""
 
     def check(self, rule: Rule) -> Finding:
-        """Check one rule."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a plugin's warnings are for its users
@@ -227,8 +225,14 @@ class Checks:
         only_if(self.deterministic, "it declares deterministic=False")
         only_if(self._is_copyable(), "it cannot be copied, so its results are not compared")
 
+    def _copy(self) -> Any:
+        """A copy with the state of now; the plugin itself if it cannot be copied, and then no results are compared."""
+        with suppress(Exception):  # whatever a plugin's own methods raise
+            return copy.deepcopy(self.plugin)
+        return self.plugin
+
     def _is_copyable(self) -> bool:
-        return fresh_copy(self.plugin) is not None
+        return self._copy() is not self.plugin
 
 
 @contextmanager
@@ -268,13 +272,6 @@ def _source_line(error: BaseException) -> str:
     line = frame.line or ""
     code = f": {line}" if 0 < len(line) < 160 and line.isprintable() else ""
     return f" ({Path(frame.filename).name}, line {frame.lineno}{code})"
-
-
-def fresh_copy(plugin: Any) -> Any | None:
-    """A copy with the plugin's state; None if it cannot be copied."""
-    with suppress(Exception):  # whatever a plugin's own methods raise
-        return copy.deepcopy(plugin)
-    return None
 
 
 def through_json(state: Any) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..credit.flow import checked_draw
 from ..types import PromptOutcome, PromptPool
-from .rules import Broken, Checks, fresh_copy, through_json
+from .rules import Broken, Checks, through_json
 
 ROUNDS = 8
 
@@ -35,7 +35,6 @@ class Trial:
         return f"{self.rows} rows, draws of {self.count}, seed {self.seed}, outcomes: {self.outcomes}{none}"
 
     def pool(self) -> PromptPool:
-        """The prompts, with the columns' values in turn."""
         rows: list[dict[str, Any]] = []
         for number in range(self.rows):
             of_row = {name: values[number % len(values)] for name, values in self.columns.items()}
@@ -51,7 +50,6 @@ class Trial:
         return numbers[: self.rows - self.rows % self.count]
 
     def outcome(self, row: int, round_number: int) -> PromptOutcome:
-        """What became of a prompt in a round."""
         mixed = (1.0, 0.0, 0.5, min(1.0, round_number / ROUNDS))[row % 4]
         reward = {"solved": 1.0, "hopeless": 0.0, "no reward": math.nan}.get(self.outcomes, mixed)
         deviation = math.nan if math.isnan(reward) else math.sqrt(reward * (1.0 - reward))
@@ -77,8 +75,7 @@ class SamplerChecks(Checks):
     def _started(self, trial: Trial, sampler: Any = None) -> Any:
         """This sampler, or a copy of the plugin, at the start of a training."""
         if sampler is None:
-            copied = fresh_copy(self.plugin)
-            sampler = self.plugin if copied is None else copied
+            sampler = self._copy()
         sampler.start(trial.pool())
         return sampler
 

@@ -30,7 +30,7 @@ from ..types import (
 from . import batches
 from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
-from .rules import Broken, Checks, fresh_copy, only_if, through_json
+from .rules import Broken, Checks, only_if, through_json
 
 PADDING = 3  # columns of surplus padding to try
 RELATIVE = 1e-5
@@ -63,13 +63,7 @@ class TensorChecks(Checks, ABC):
         """A copy's results, for a rank's rollout or that of the whole batch; `how` is for `SmallBatch.rollout`."""
 
     def _rollout(self, batch: SmallBatch, **how: Any) -> Rollout:
-        """The context of a method that sees the whole generation batch."""
         return batch.rollout(with_advantages=self.sees_advantages, **how)
-
-    def _copy(self) -> Any:
-        """A copy with the state of now; the plugin itself if it cannot be copied, and then no results are compared."""
-        copied = fresh_copy(self.plugin)
-        return self.plugin if copied is None else copied
 
     def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
         for method, one_B_T in ours.items():
@@ -191,7 +185,6 @@ class HookChecks(TensorChecks):
         }
 
     def _all_stages(self, hook: Any, batch: SmallBatch, training: bool = True) -> torch.Tensor:
-        """The stages of one hook object, one after the other."""
         advantages_B_T = batch.incoming()
         for stage in self.stages:
             advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(batch, stage, training=training))
@@ -251,11 +244,10 @@ class HookChecks(TensorChecks):
             for stage in self.stages if self.at_rollout != "on_rewards" else ():
                 for dtype in (torch.float32, torch.float64):
                     given_B_T = batch.incoming(dtype=dtype)
-                    context = self._context(batch, stage, dtype=dtype)
                     with torch.no_grad():
-                        result = getattr(self._copy(), stage)(given_B_T, context)
-                    of_result = (result.dtype, result.device) if isinstance(result, torch.Tensor) else None
-                    if of_result not in (None, (given_B_T.dtype, given_B_T.device)):
+                        result = getattr(self._copy(), stage)(given_B_T, self._context(batch, stage, dtype=dtype))
+                    given = (given_B_T.dtype, given_B_T.device)
+                    if isinstance(result, torch.Tensor) and (result.dtype, result.device) != given:
                         raise Broken(f"{stage} was given {given_B_T.dtype}, and returned {result.dtype}", batch)
 
         self._over(self.ordinary, judge)
@@ -433,7 +425,6 @@ class TokenLossChecks(TensorChecks):
         super().__init__(plugin, replace(setting, needs=self.declared.needs))
 
     def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
-        """The rows of a rollout as one micro-batch, with what the loss carries there."""
         forward = batch.forward(**how)
         rows = rollout.local_rows
         assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
@@ -504,5 +495,4 @@ def number(value: torch.Tensor | float, digits: int = 6) -> str:
 
 
 def _json(hook: Any) -> str:
-    """What a hook remembers, as text; empty if it has no state_dict."""
     return json.dumps(hook.state_dict(), sort_keys=True, default=repr) if hasattr(hook, "state_dict") else ""

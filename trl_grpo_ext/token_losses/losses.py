@@ -1,7 +1,5 @@
 """Token losses: terms beside the policy loss, and losses in place of TRL's clipped one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -37,8 +35,7 @@ class KLCov(Checked):
     Entropy falls by the tokens with a large `c_t = (A_t - mean A) · (log π_old,t - mean log π_old)`, means over the
     tokens that count. The `share` of tokens with the largest `c_t` is held to the old policy; all others are free.
 
-    Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617, section
-    4).
+    Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617).
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
     sampled; the authors take each micro-batch under the policy at hand. Theirs has no clip: set `epsilon` high for
     that. Their code has `|log π - log π_old|`, whose slope at the policy that sampled is the sign of a rounding error.
@@ -121,8 +118,7 @@ class ClipCov(Checked):
     With `c_t` as in `kl_cov`, tokens with `low < c_t < high` are candidates. A `share` of all tokens that count, drawn
     among them at random, gets no gradient; where fewer are candidates, all of them.
 
-    Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617,
-    section 4).
+    Source: Clip-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617).
     Departures: the covariances are those of the whole generation batch under the policy that sampled, and the tokens
     are drawn once for it, by its step; the authors draw for each micro-batch, among tokens that PPO does not clip.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_grpo_ext.records.token_records import COLUMNS, write_records
+from trl_grpo_ext.records.token_records import SCHEMA, write_records
 
 
 def write_lines(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -27,7 +27,7 @@ def write_words(folder: Path, rows: Sequence[dict[str, Any]], step: int = 0) -> 
             "live": [True for _ in words],
             "reward": sum(row.get("rewards", {}).values()),
         }
-        records.append({**dict.fromkeys(COLUMNS), "group": 0, "member": 0, "truncated": False, **tokens, **row})
+        records.append({**dict.fromkeys(SCHEMA.names), "group": 0, "member": 0, "truncated": False, **tokens, **row})
     write_records(records, str(folder), step)
     return folder
 

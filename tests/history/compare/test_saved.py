@@ -1,7 +1,6 @@
 """Files of all kinds, rewards called on them, and one clear sentence for what cannot be read."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,20 +113,6 @@ def test_spans_reach_their_tokens(tmp_path: Path, of_texts: bool) -> None:
     assert places == ([[8], [], [0], []] if of_texts else [[4], [], [0], []])
 
 
-def test_truncated_completions_are_masked(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": "p", "completion": "a b", "rewards": {"r": float(member)}, "truncated": member == 1}
-        for member in range(3)
-    ]
-    masked = {"mask_truncated_completions": True, "advantage_hooks": ["centred"]}
-    compared = compare(lines(tmp_path, rows), [{}, masked], tokenizer=str(EMBEDDED))
-    plain, without = (compared.results[f"selection {number}"][0] for number in (1, 2))
-    assert plain.mask_B_T.sum(1).tolist() == [4, 3, 4]
-    assert without.mask_B_T.sum(1).tolist() == [4, 0, 4]
-    assert without.advantages_B_T[1].tolist() == [0.0] * 4
-    assert without.weights_B_T[0].tolist() == pytest.approx([1 / 8] * 4)  # eight tokens count, not eleven
-
-
 def test_read_saved_takes_steps_and_a_limit(tmp_path: Path) -> None:
     for step in (3, 1, 2):
         rows = [
@@ -162,46 +147,32 @@ def test_the_file_of_a_whole_run_is_a_selection(monkeypatch: pytest.MonkeyPatch)
 
 # ---------------------------------------------------------------------------------------------- what is refused
 
-Make = Callable[[Path], Path]
 
-
-def _cut_off(folder: Path) -> Path:
-    file = saved(folder) / "token_records" / "step_00010.parquet"
-    file.write_bytes(file.read_bytes()[:-20])
-    return folder
-
-
-def _text(text: str) -> Make:
-    def make(folder: Path) -> Path:
-        (folder / "x.jsonl").write_text(text)
-        return folder / "x.jsonl"
-
-    return make
-
-
-def _rows(*rows: dict[str, Any]) -> Make:
-    return lambda folder: lines(folder, [{"prompt": "a", "completion": "", **row} for row in rows])
-
-
-REFUSED: dict[str, tuple[Make, str]] = {
-    "nothing there": (lambda folder: folder / "no", "There are no token records in '.*no'"),
-    "cut off": (_cut_off, "step_00010.parquet is damaged, truncated or still being written"),
-    "foreign": (_text('{"a": 1}'), "x.jsonl holds no saved completions: it has no column 'completion'"),
-    "not JSON": (_text('{"prompt": "a"}\n{'), "Line 2 of .*x.jsonl is not JSON"),
-    "not an object": (_text("[1]"), r"x.jsonl, line 1 is not an object: '\[1\]'"),
-    "not a text": (_rows({"completion": 3}), "row 0: the completion is 3"),
-    "half records": (_rows({"token_ids": [1]}), "it has no column 'ends'"),
-    "unequal groups": (_rows(*({"group": one} for one in "aab")), "group 'b' has 1, 'a' has 2"),
-    "no tokenizer": (_rows({}), "has no tokens: give a model or a tokenizer"),
+ROW = {"prompt": "a", "completion": "", "step": 10, "group": 0, "truncated": False}
+REFUSED: dict[str, tuple[list[Any], str]] = {
+    "foreign": ([{"a": 1}], "'completion'"),
+    "not an object": ([[1]], "line 1"),
+    "not a text": ([{**ROW, "completion": 3}], "row 0"),
+    "half records": ([{**ROW, "token_ids": [1]}], "'ends'"),
+    "unequal groups": ([{**ROW, "group": one} for one in "aab"], "'b' has 1, 'a' has 2"),
+    "no tokenizer": ([ROW], "tokenizer"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_read_saved_refuses_in_one_sentence(tmp_path: Path, case: str) -> None:
-    make, message = REFUSED[case]
-    with pytest.raises(ConfigurationError, match=message) as raised:
-        compare(make(tmp_path), [{}])
+    rows, named = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=named) as raised:
+        compare(write_lines(tmp_path / "x.jsonl", rows), [{}])
+    assert "x.jsonl" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_read_saved_of_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    file = saved(tmp_path) / "token_records" / "step_00010.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(ConfigurationError, match=file.name):
+        compare(tmp_path, [{}])
 
 
 def fragile(completions: list[str], **columns: Any) -> list[float]:
@@ -212,33 +183,27 @@ def of_turns(completions: list[str], **columns: Any) -> list[Any]:
     return [Parts({"first": (0.5, Place(turn=0))}) for _ in completions]
 
 
+TEACHER = {"name": "teacher_log_ratio", "teacher": "some/model"}
 SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "forward": ({"advantage_hooks": ["low_probability"]}, "no group has the log-probabilities that a hook needs"),
-    "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs ref_logps, which nothing saves"),
-    "teacher": (
-        {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
-        "'teacher_log_ratio' needs some/model, which nothing saves",
-    ),
-    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the column 'answer'"),
-    "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
-    "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of .*dapo"),
-    "a crash": ({"rewards": [fragile]}, r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"),
-    "values of turns": ({"rewards": [of_turns]}, "the reward 'of_turns' scores turns"),
-}
-OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "no selection": ({"selections": []}, "give at least one selection"),
-    "no file": ({"selections": [Path("nowhere.yaml")]}, "There is no file"),
-    "no prompts": ({"dataset": [{"a": 1}]}, "has neither a column 'prompt' nor 'question'"),
-    "others": ({"dataset": [{"prompt": "other"}]}, r"A saved prompt is not in --dataset .* 'Q: 2\+3"),
-    **{name: ({"selections": [{}, selection]}, message) for name, (selection, message) in SELECTIONS.items()},
+    "forward": ({"advantage_hooks": ["low_probability"]}, "log-probabilities"),
+    "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs ref_logps"),
+    "teacher": ({"advantage_hooks": [TEACHER]}, "'teacher_log_ratio' needs some/model"),
+    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy .*'answer'"),
+    "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1"),
+    "loss type": ({"loss_type": "nope"}, "'nope'.*dapo"),
+    "a crash": ({"rewards": [fragile]}, r"step 10: .*'fragile' .*ZeroDivisionError.*row 3 of 4, .*'no'"),
+    "values of turns": ({"rewards": [of_turns]}, "'of_turns'"),
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", SELECTIONS)
 def test_compare_refuses_by_name(tmp_path: Path, case: str) -> None:
-    given, message = OPTIONS[case]
-    options = {"selections": [{}], **given}
-    if "dataset" in options:
-        options["dataset"] = write_lines(tmp_path / "d.jsonl", options["dataset"])
-    with pytest.raises(TRLGRPOExtError, match=message):
-        compare(saved(tmp_path, rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)]), **options)
+    selection, named = SELECTIONS[case]
+    with pytest.raises(TRLGRPOExtError, match=named):
+        compare(saved(tmp_path, rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)]), [{}, selection])
+
+
+def test_join_columns_refuses_other_data(tmp_path: Path) -> None:
+    for row, named in (({"a": 1}, "'question'"), ({"prompt": "other"}, r"'Q: 2\+3")):
+        with pytest.raises(ConfigurationError, match=named):
+            compare(saved(tmp_path), [{}], dataset=write_lines(tmp_path / "d.jsonl", [row]))

@@ -8,19 +8,10 @@ import torch
 from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.history.compare.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS, load_selection
-from trl_grpo_ext.trainer.facts import Progress
+from trl_grpo_ext.history.compare.selections import TRL_REDUCTIONS, load_selection
 from trl_grpo_ext.trainer.upstream import contract, reading
+from trl_grpo_ext.trainer.upstream.reading import Progress
 from trl_grpo_ext.types import Rollout, StepTotals, implements
-
-
-def test_defaults_are_trls() -> None:
-    from trl import GRPOConfig
-
-    fields = GRPOConfig.__dataclass_fields__
-    for name, value in {**DEFAULTS, **LEFT_OUT}.items():
-        if name != "num_generations":  # of which the files know more
-            assert fields[name].default == value, name
 
 
 def test_loss_types_have_trls_weights() -> None:
@@ -43,4 +34,6 @@ def test_loss_types_have_trls_weights() -> None:
 
 def test_load_selection_says_what_it_leaves_out() -> None:
     given = {"beta": 0.1, "entropy_coef": 0.0, "token_losses": ["squared_log_ratio"], "learning_rate": 1.0}
-    assert load_selection("a", given).left_out == {"beta": 0.1, "token_losses": ["squared_log_ratio"]}
+    loaded = load_selection("a", given)
+    assert loaded.left_out == {"beta": 0.1, "token_losses": ["squared_log_ratio"]}
+    assert loaded.settings["scale_rewards"] == "group"  # as in TRL

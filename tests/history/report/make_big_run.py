@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from tests.history.report.trained import write_history
 from tests.trained_tokenizers import byte_level
 from trl_grpo_ext.credit.alignment import token_offsets
 from trl_grpo_ext.records.manifest import FILE, Manifest, PluginRecord
@@ -107,35 +108,29 @@ def write_around(
     folder: Path, steps: int, names: Sequence[str] = REWARDS, seed: int = 0, settings: dict[str, Any] | None = None
 ) -> None:
     """The log, the settings and the manifest of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = random.Random(seed)
-    history: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = [{"step": steps, "eval_reward": 0.8}]
     for step in range(1, steps + 1):
-        means = {
-            f"rewards/{name}/mean": min(1.0, 0.2 + 0.6 * step / steps + generator.gauss(0, 0.05)) for name in names
-        }
+        means = {f"rewards/{name}/mean": 0.2 + 0.6 * step / steps for name in names}
         stds = {f"rewards/{name}/std": 0.3 for name in names}
-        others = {"completions/mean_length": 400.0 + step, "loss": generator.gauss(0, 0.02), "entropy": 1.5}
+        others = {"completions/mean_length": 400.0 + step, "loss": 0.02 * (-1) ** step, "entropy": 1.5}
         history.append({"step": step, "reward": step / steps, **means, **stds, **others})
-    history.append({"step": steps, "eval_reward": 0.8})
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history, "global_step": steps}))
+    write_history(folder, history)
     chosen = {"learning_rate": 1e-5, "num_generations": 10, "max_completion_length": 500, "beta": 0.01 * seed}
     (folder / SETTINGS).write_text(json.dumps({"format": 1, "settings": {**chosen, **(settings or {})}}))
-    plugins = [
-        PluginRecord("reward", name, "trl-grpo-ext", "0.1.0", f"rewards:{name}", {"tolerance": seed}, weight=1.0)
-        for name in names
+    ours = ("trl-grpo-ext", "0.1.0")
+    rewards = [
+        PluginRecord("reward", name, *ours, f"rewards:{name}", {"tolerance": seed}, weight=1.0) for name in names
     ]
-    hook = PluginRecord(
-        "advantage_hook", STAGES[2], "trl-grpo-ext", "0.1.0", "advantages:EntropyShaping", {"alpha": 0.4}
-    )
-    Manifest((*plugins, hook), {"trl": "1.16.0", "torch": "2.13.0"}).write(folder / FILE)
+    hook = PluginRecord("advantage_hook", STAGES[2], *ours, "advantages:EntropyShaping", {"alpha": 0.4})
+    Manifest((*rewards, hook), {"trl": "1.16.0", "torch": "2.13.0"}).write(folder / FILE)
 
 
 def write_big_run(
     folder: Path, *, steps: int = 5, groups: int = 10, size: int = 10, tokens: int = 500, seed: int = 0
 ) -> Path:
     """A run with `steps * groups * size` completions of up to `tokens` tokens; the second step was not trained on."""
-    generator, tokenizer = random.Random(seed), byte_level()
+    generator = random.Random(seed)
+    tokenizer = byte_level()
     torch.manual_seed(seed)
     write_around(folder, 20 * steps, seed=seed)
     rows = groups * size
@@ -150,11 +145,8 @@ def write_big_run(
         rewards = torch.stack([torch.randint(0, 2, (rows,)), torch.rand(rows), torch.rand(rows) - 0.5], dim=1).double()
         rewards[generator.sample(range(rows), 3), 0] = NAN
         rollout = rollout_of(prompts, completions, tokenizer, rewards, limit=tokens)
-        right = [
-            "unparseable_reference" if value != value else ("right" if value else "wrong")
-            for value in rewards[:, 0].tolist()
-        ]
-        right = ["no_answer" if word == "wrong" and generator.random() < 0.2 else word for word in right]
+        words = {0.0: ("wrong", "wrong", "wrong", "no_answer"), 1.0: ("right",)}
+        right = [generator.choice(words.get(value, ("unparseable_reference",))) for value in rewards[:, 0].tolist()]
         write_step(folder, step, rollout, right=right, trained=number != 2)
         write_table(folder, step, rollout, right_answer_outcome=right, note=["logged by the reward"] * rows)
     return folder
@@ -187,7 +179,8 @@ HOSTILE_NAMES = (
 
 def write_hostile_run(folder: Path) -> Path:
     """Two steps of hostile completions with hostile prompts, names, settings and plugins."""
-    tokenizer, names = byte_level(), HOSTILE_NAMES
+    tokenizer = byte_level()
+    names = HOSTILE_NAMES
     write_around(folder, 20, names=names, settings={HOSTILE[0]: HOSTILE[1], "run_name": HOSTILE[2]})
     half = tokenizer.encode("👩", add_special_tokens=False)[:-1]  # bytes that make no character
     completions = [
@@ -196,9 +189,8 @@ def write_hostile_run(folder: Path) -> Path:
     torch.manual_seed(0)
     for step in (10, 20):
         rewards = torch.rand(len(HOSTILE), len(names)).double()
-        rollout = rollout_of(
-            [HOSTILE[3] + HOSTILE[5] + HOSTILE[0]], completions, tokenizer, rewards, names, limit=10**6
-        )
+        prompt = HOSTILE[3] + HOSTILE[5] + HOSTILE[0]
+        rollout = rollout_of([prompt], completions, tokenizer, rewards, names, limit=10**6)
         write_step(folder, step, rollout, right=HOSTILE)
         write_table(folder, step, rollout, **{HOSTILE[1]: list(HOSTILE), "right_answer_outcome": list(HOSTILE)})
     return folder

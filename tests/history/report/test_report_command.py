@@ -1,17 +1,13 @@
 """`trl-grpo-ext report` as a person runs it: what it writes, where it says so, and how it ends."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from tests.cli.terminal import assert_readable, invoke, run_command
 from tests.history.report.trained import write_history
-from trl_grpo_ext.cli.main import app
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +41,6 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
-@pytest.mark.slow
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     code = (
@@ -56,15 +51,3 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "pip install matplotlib" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-# ---------------------------------------------------------------------------------------------- docs/report.md
-
-PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
-
-
-def test_the_table_has_every_option() -> None:
-    command: Any = get_command(app)
-    options = {o for option in command.commands["report"].params for o in option.opts if o.startswith("--")}
-    table = PAGE.split("## What to switch on")[0]
-    assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}

@@ -7,7 +7,9 @@ every child does that save, each ended at another moment, and what it left is ju
 """
 
 import faulthandler
+import functools
 import gc
+import itertools
 import json
 import os
 import resource
@@ -44,34 +46,10 @@ class SafeTrainer(SafeCheckpoints, GRPOExtTrainer):
     """The trainer under test."""
 
 
-class StopError(Exception):
-    """The parent has seen enough."""
-
-
-def at_second_save(model: Path, folder: Path, act: Callable[[Any, Callable[[], None]], None]) -> None:
-    """Train until the second save, which `act` gets."""
-
-    class Trainer(SafeTrainer):
-        def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            save = super()._save_checkpoint
-            if self.state.global_step == 1:
-                save(model, trial)
-            else:
-                act(self, lambda: save(model, trial))
-                raise StopError
-
-    try:
-        make(model, folder / "output", Trainer).train()
-    except StopError:
-        return
-    raise AssertionError("there was no second save")
-
-
 def make(model: Path, output: Path, trainer_class: type = SafeTrainer, **settings: Any) -> Any:
-    arguments_ = arguments(output, **{**SETTINGS, **settings})
     torch.manual_seed(0)
-    data = {"train_dataset": prompts(4), "rollout_func": scripted_rollout}
-    return trainer_class(str(model), length_reward, arguments_, **data)
+    data = {"train_dataset": prompts(4), "eval_dataset": prompts(4), "rollout_func": scripted_rollout}
+    return trainer_class(str(model), length_reward, arguments(output, **{**SETTINGS, **settings}), **data)
 
 
 def forked(act: Callable[[], None]) -> int:
@@ -93,14 +71,12 @@ def forked(act: Callable[[], None]) -> int:
 
 def kill_at_event(folder: Path, number: int) -> None:
     """End this process before its `number`-th operation on something in a folder that Python knows of."""
-    seen = 0
+    seen = itertools.count(1)
 
     def hook(event: str, values: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if any(isinstance(v, (str, os.PathLike)) and str(folder) in str(v) for v in values):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+        there = any(isinstance(v, (str, os.PathLike)) and str(folder) in str(v) for v in values)
+        if there and next(seen) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
 
@@ -131,30 +107,28 @@ class Attempts:
     """The place from which every attempt at the second save starts, and judgement of what it leaves."""
 
     def __init__(self, trainer: Any, save: Callable[[], None], folder: Path, replaces: Path | None) -> None:
-        self.save, self.output = save, Path(trainer.args.output_dir)
+        self.save = save
+        self.output = Path(trainer.args.output_dir)
         if replaces is not None:
             shutil.copytree(replaces, self.output / "checkpoint-2")
         self.at_first = folder / "at_first"
         shutil.copytree(self.output, self.at_first)
         self.known = {"old": state_of(max(self.output.glob("checkpoint-*")))}
-        assert self.attempt(lambda: None) == 0
+        assert self.attempt(lambda number: None, 0) == 0
         self.known["new"] = state_of(self.output / "checkpoint-2")
         assert not same(self.known["old"], self.known["new"])
         self.largest = max(f.stat().st_size for f in (self.output / "checkpoint-2").rglob("*") if f.is_file())
 
-    def attempt(self, first: Callable[[], None]) -> int:
+    def attempt(self, first: Callable[[int], None], number: int) -> int:
         """Save in a child that begins with something, from the state before."""
         shutil.rmtree(self.output)
         shutil.copytree(self.at_first, self.output)
 
         def act() -> None:
-            first()
+            first(number)
             self.save()
 
         return forked(act)
-
-    def listing(self) -> list[str]:
-        return sorted(path.name for path in self.output.iterdir())
 
     def which(self, checkpoint: str | None) -> str:
         if checkpoint is None:
@@ -165,79 +139,62 @@ class Attempts:
             return f"broken: {type(error).__name__}"
         return next((name for name, known in self.known.items() if same(state, known)), "other")
 
-    def verdict(self) -> dict[str, Any]:
-        """What transformers and what we take for the last checkpoint, in this order: ours may put one back."""
-        theirs = self.which(get_last_checkpoint(str(self.output)))
-        ours = self.which(last_complete_checkpoint(self.output))
-        return {"theirs": theirs, "ours": ours}
-
     def resumed(self, model: Path) -> dict[str, Any]:
         """Go on to the last step from what there is; the final state, and whether rubbish is gone."""
-
-        def act() -> None:
-            make(model, self.output).train(resume_from_checkpoint=True)
-
-        status = forked(act)
-        last = self.output / f"checkpoint-{STEPS}"
-        return {
-            "status": status,
-            "equal": status == 0 and same(state_of(last), self.known["final"]),
-            "rubbish": [name for name in self.listing() if name == UNFINISHED],
-        }
+        status = forked(lambda: make(model, self.output).train(resume_from_checkpoint=True))
+        equal = status == 0 and same(state_of(self.output / f"checkpoint-{STEPS}"), self.known["final"])
+        return {"status": status, "equal": equal, "rubbish": (self.output / UNFINISHED).exists()}
 
 
-def kills(
-    model: Path,
-    folder: Path,
-    *,
-    replaces: bool = False,
-    resume_every: int = 0,
-    events: range = range(1, 1000),
-) -> list[dict[str, Any]]:
-    """Kill at every operation in turn, and in the middle of files; one row for each."""
+def kills(model: Path, folder: Path, *, replaces: bool, events: range) -> list[dict[str, Any]]:
+    """Kill the second save at every operation in turn, and in the middle of files; one row for each.
+
+    Either it replaces a checkpoint of its name, or every tenth attempt is resumed.
+    """
     rows: list[dict[str, Any]] = []
-    final = {}
-    if resume_every:
-        make(model, folder / "straight").train()
-        final = state_of(folder / "straight" / f"checkpoint-{STEPS}")
-    other = folder / "other"
-    if replaces:
-        make(model, other, max_steps=2, learning_rate=0.03).train()
+    other = {"max_steps": 2, "learning_rate": 0.03} if replaces else {}
+    make(model, folder / "other", **other).train()
 
-    def act(trainer: Any, save: Callable[[], None]) -> None:
-        attempts = Attempts(trainer, save, folder, other / "checkpoint-2" if replaces else None)
-        attempts.known["final"] = final
-        bytes_ = [1, 100, 5000, *range(20000, attempts.largest, attempts.largest // 4)]
-        moments = [("byte", size) for size in bytes_] + [("event", n) for n in events]
-        for kind, number in moments:
-            ending = kill_at_byte if kind == "byte" else lambda n: kill_at_event(attempts.output, n)
-            status = attempts.attempt(lambda number=number, ending=ending: ending(number))  # type: ignore[misc]
-            rows.append({"kind": kind, "number": number, "status": status, **attempts.verdict()})
+    def sweep(trainer: Any, save: Callable[[], None]) -> None:
+        attempts = Attempts(trainer, save, folder, folder / "other" / "checkpoint-2" if replaces else None)
+        if not replaces:
+            attempts.known["final"] = state_of(folder / "other" / f"checkpoint-{STEPS}")
+        sizes = [1, 100, 5000, *range(20000, attempts.largest, attempts.largest // 4)]
+        for number, kind in [*((size, "byte") for size in sizes), *((event, "event") for event in events)]:
+            ending = kill_at_byte if kind == "byte" else functools.partial(kill_at_event, attempts.output)
+            status = attempts.attempt(ending, number)
+            theirs = attempts.which(get_last_checkpoint(str(attempts.output)))  # first: ours may put one back
+            ours = attempts.which(last_complete_checkpoint(attempts.output))
+            rows.append({"kind": kind, "number": number, "status": status, "theirs": theirs, "ours": ours})
             if status == 0:  # it was over before that moment
                 break
-            if resume_every and (len(rows) % resume_every == 0):
+            if not replaces and len(rows) % 10 == 0:
                 rows[-1]["resumed"] = attempts.resumed(model)
 
-    at_second_save(model, folder, act)
+    class Trainer(SafeTrainer):
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            save = super()._save_checkpoint
+            if self.state.global_step == 1:
+                save(model, trial)
+            else:
+                sweep(self, lambda: save(model, trial))
+                self.control.should_training_stop = True
+
+    make(model, folder / "output", Trainer).train()
     return rows
 
 
-def sweep_full(model: Path, folder: Path) -> Any:
-    return kills(model, folder, resume_every=10, events=range(1, 1000, 2))
-
-
-def sweep_replaces(model: Path, folder: Path) -> Any:
-    return kills(model, folder, replaces=True, events=range(48, 1000))
-
-
-SCENARIOS = {f.__name__: f for f in (sweep_full, sweep_replaces)}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "sweep_full": {"replaces": False, "events": range(1, 1000, 2)},
+    "sweep_replaces": {"replaces": True, "events": range(48, 1000)},
+}
 
 
 def main() -> None:
     names, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     for name in names.split(","):
         (place := folder / name).mkdir(exist_ok=True)
-        (folder / f"{name}.json").write_text(json.dumps(SCENARIOS[name](model, place)))
+        (folder / f"{name}.json").write_text(json.dumps(kills(model, place, **SCENARIOS[name])))
 
 
 if __name__ == "__main__":

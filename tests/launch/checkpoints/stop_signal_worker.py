@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
+from tests.launch.checkpoints.safe_checkpoint_worker import make
 from trl_grpo_ext.errors import CheckpointError
 from trl_grpo_ext.launch.checkpoints import exit_status
 
@@ -31,7 +31,6 @@ JOBS: dict[str, Job] = {
     "best_stopped": {"metric": True, "save_steps": 1, "signalled": [0], "save_total_limit": 1},
     "shared": {"nodes": 2, "save_steps": 1},
     "apart": {"nodes": 2, "save_steps": 1, "apart": True, "save_on_each_node": True},
-    "launched": {"wait_at": 2},
 }
 """`signalled`: these ranks get a signal in the second step. `full`: from then on this rank writes no file longer than
 `limit`. `nodes`: each process believes to be the first of its own machine; `apart`: with its own disk."""
@@ -66,14 +65,8 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         settings |= {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
         settings |= {"greater_is_better": True, "load_best_model_at_end": True, "per_device_eval_batch_size": 4}
 
-    class Trainer(SafeTrainer):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            if job.get("metric"):
-                keywords["eval_dataset"] = keywords["train_dataset"]
-            super().__init__(*arguments, **keywords)
-
     before = signal.getsignal(signal.SIGTERM)
-    trainer = make(model, output, Trainer, **settings)
+    trainer = make(model, output, **settings)
     trainer.add_callback(InSecondStep(job))
     result: dict[str, Any] = {"processes": trainer.accelerator.num_processes}
     try:
@@ -81,12 +74,12 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     except CheckpointError as error:
         result["error"] = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    stopped_by = trainer.stopped_by_signal
     result["handler_is_back"] = signal.getsignal(signal.SIGTERM) == before
-    result["stopped_by"] = trainer.stopped_by_signal and trainer.stopped_by_signal.name
+    result["status"] = 0 if stopped_by is None else exit_status(stopped_by)
     result["step"] = trainer.state.global_step
     result["evaluations"] = sum("eval_reward" in log for log in trainer.state.log_history)
     result["first"] = getattr(trainer, "_initial_global_step", None)
-    result["status"] = 0 if trainer.stopped_by_signal is None else exit_status(trainer.stopped_by_signal)
     torch.save({n: p.detach() for n, p in trainer.model.named_parameters()}, folder / f"weights-{rank}.pt")
     return result
 
@@ -94,9 +87,10 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
 def main() -> None:
     model, folder, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     faulthandler.dump_traceback_later(60, exit=True)  # a rank that hangs says where
-    place = folder / JOBS[name].get("in", name)
+    job = JOBS.get(name, {"wait_at": 2})
+    place = folder / job.get("in", name)
     place.mkdir(exist_ok=True)
-    result = run(model, place, JOBS[name])
+    result = run(model, place, job)
     (folder / f"{name}.{os.environ['RANK']}").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
     time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors

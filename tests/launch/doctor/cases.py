@@ -6,26 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import peft
-from transformers import Qwen2Config
 from trl import GRPOConfig
 
 from trl_grpo_ext.launch.doctor import Machine
 from trl_grpo_ext.launch.doctor.case import Case
 from trl_grpo_ext.launch.doctor.launch import Launch
-from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, on_meta, sizes_of
+from trl_grpo_ext.launch.doctor.model import Sizes, adapters_of, on_meta, shipped_config, sizes_of
 
 GIB = 1024**3
 A100 = 80 * GIB
-QWEN = Qwen2Config(  # Qwen2.5-0.5B
-    hidden_size=896,
-    intermediate_size=4864,
-    num_hidden_layers=24,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-    max_position_embeddings=32_768,
-)
+QWEN = shipped_config("Qwen/Qwen2.5-0.5B")
 
 
 @functools.cache
@@ -46,8 +36,7 @@ def lora(*targets: str) -> dict[str, Any]:
 
 
 def adapted(config: peft.LoraConfig) -> dict[str, Any]:
-    found: Adapters = adapters_of(on_meta(QWEN), config)
-    return {"peft_config": config, "adapters": found}
+    return {"peft_config": config, "adapters": adapters_of(on_meta(QWEN), config)}
 
 
 def case(launch: Launch | None = None, *, dtype: str = "float32", **given: Any) -> Case:

@@ -8,22 +8,14 @@ from dataclasses import dataclass
 OPEN_R1 = """
 model_name_or_path: MODEL
 model_revision: main
-attn_implementation: sdpa
 dataset_name: open-r1/OpenR1-Math-220k
 dataset_prompt_column: problem
 system_prompt: "Think first, then answer."
 bf16: true
-use_vllm: false
-do_eval: false
 gradient_accumulation_steps: 4
 gradient_checkpointing: true
 gradient_checkpointing_kwargs: {use_reentrant: false}
-hub_strategy: every_save
 learning_rate: 1.0e-05
-log_completions: true
-log_level: info
-logging_steps: 1
-lr_scheduler_type: cosine
 max_completion_length: 256
 max_steps: -1
 num_generations: 16
@@ -33,10 +25,7 @@ report_to: [wandb]
 reward_funcs: [accuracy, format, tag_count]
 reward_weights: [1.0, 1.0, 1.0]
 save_strategy: "epoch"
-seed: 42
 """
-
-
 HEAD = "model_name_or_path: MODEL\nmax_completion_length: 64\n"
 
 
@@ -49,6 +38,14 @@ class RunFile:
     said: tuple[str, ...] = ()
     not_said: tuple[str, ...] = ("Remove", "remove them")
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Script(RunFile):
+    """A training script, and its words."""
+
+    not_said: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 RUN_FILES = (
@@ -73,14 +70,8 @@ RUN_FILES = (
     RunFile(
         "ms-swift's own settings",
         "rlhf_type: grpo\nmodel: MODEL\ntrain_type: lora\nreward_funcs: [accuracy]\ntorch_dtype: bfloat16\n"
-        "num_generations: 8\n",
-        ("rlhf_type", "train_type", "write dtype: bfloat16"),
-        ("error",),
-    ),
-    RunFile(
-        "a misspelled setting",
-        HEAD + "lerning_rate: 1.0e-6\n",
-        ("did you mean learning_rate",),
+        "num_generations: 8\nlerning_rate: 1.0e-6\n",
+        ("rlhf_type", "train_type", "write dtype: bfloat16", "did you mean learning_rate"),
         ("error",),
     ),
     RunFile(
@@ -90,17 +81,6 @@ RUN_FILES = (
         error="gsm8k_acuracy",
     ),
 )
-
-
-@dataclass(frozen=True)
-class Script:
-    """A training script, its words, and what is said of it."""
-
-    project: str
-    source: str
-    words: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
-    error: str = ""
 
 
 DATA = "data = Dataset.from_list([{'prompt': 'What is 2 + 2?', 'answer': '4'}] * 16)\n"
@@ -146,7 +126,7 @@ SCRIPTS = (
         "assert args.benchmarks == ['math'] and script.reward_funcs == ['accuracy']\n"
         "GRPOTrainer(model=model.model_name_or_path, reward_funcs=[length_reward], args=args, train_dataset=data,\n"
         "    peft_config=get_peft_config(model))\n",
-        ("--config", "run.yaml"),
+        words=("--config", "run.yaml"),
         said=("16 prompts",),
     ),
     Script(

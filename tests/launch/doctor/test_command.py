@@ -20,7 +20,6 @@ from trl_grpo_ext.launch.doctor.command import Examination, examine, render
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "recipes" / "embedded" / "model")
 EIGHT = Machine(gpus=8, gpu_bytes=80 * 1024**3)
-NOTHING_LOADS = Machine(gpus=0)
 
 
 @pytest.fixture(autouse=True)
@@ -48,67 +47,56 @@ def cases(forms: Sequence[Any]) -> list[Any]:
     return [pytest.param(one, marks=[pytest.mark.slow] * (one.project not in QUICK), id=one.project) for one in forms]
 
 
+def assert_says(found: Examination, form: RunFile | Script) -> None:
+    text = said(found)
+    assert [form.error in one for one in errors(found)] == [True] * bool(form.error), text
+    assert [words for words in form.said if words not in text] == [], text
+    assert [words for words in form.not_said if words in text] == [], text
+
+
 @pytest.mark.parametrize("run", cases(RUN_FILES))
-def test_a_run_file_alone_gets_what_is_true_of_it(run: RunFile) -> None:
+def test_examine_a_run_file_alone(run: RunFile) -> None:
     Path("run.yaml").write_text(run.text.replace("MODEL", MODEL))
     found = examine(["run.yaml"], EIGHT)
-    text = said(found)
-    assert [run.error in one for one in errors(found)] == [True] * bool(run.error), text
-    for words in run.said:
-        assert words in text, text
-    for words in run.not_said:
-        assert words not in text, text
-    if not run.error:
-        assert "rlhf_type" in text or found.memory is not None, text
+    assert_says(found, run)
+    assert run.error or "rlhf_type" in run.text or found.memory is not None
 
 
 @pytest.mark.parametrize("script", cases(SCRIPTS))
-def test_a_script_is_run_up_to_its_trainer(script: Script) -> None:
-    Path("train.py").write_text(script.source.replace("MODEL", MODEL))
+def test_examine_a_script_up_to_its_trainer(script: Script) -> None:
+    Path("train.py").write_text(script.text.replace("MODEL", MODEL))
     Path("own_configs.py").write_text(OWN_CONFIGS)
     Path("run.yaml").write_text(OWN_RUN.replace("MODEL", MODEL))
-    found = examine(["python", "train.py", *script.words], Machine(gpus=1))
-    text = said(found)
-    assert [script.error in one for one in errors(found)] == [True] * bool(script.error), text
-    for words in script.said:
-        assert words in text, text
+    assert_says(examine(["python", "train.py", *script.words], Machine(gpus=1)), script)
     assert not Path("out").exists()
 
 
-def launch(engine: str, **more: Any) -> str:
-    usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": engine, "num_processes": 2}
-    rest = {"num_machines": 1, "machine_rank": 0, "main_training_function": "main", "mixed_precision": "bf16"}
-    Path("launch.yaml").write_text(json.dumps({**usual, **rest, **more}))
-    return "launch.yaml"
-
-
+SETTINGS_ALONE = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
+SETTINGS = f"model_name_or_path: {MODEL}\nmax_completion_length: 64\n"
 SLOW = pytest.mark.slow
-DEEPSPEED = {"zero_stage": 3, "zero3_init_flag": True, "gradient_accumulation_steps": 1}
-FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_eficient_loading": False}
+ZERO3 = {"zero_stage": 3, "zero3_init_flag": True, "gradient_accumulation_steps": 1}
+DEEPSPEED = {"distributed_type": "DEEPSPEED", "deepspeed_config": ZERO3}
+FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_eficient_loading": False}
+FSDP = {"distributed_type": "FSDP", "fsdp_config": FSDP2}
 
 
 @pytest.mark.parametrize(
     ("file", "words", "engine", "error"),
     [
-        ({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", ""),
-        pytest.param({"engine": "DEEPSPEED", "deepspeed_config": DEEPSPEED}, (), "zero3, 2 processes", "", marks=SLOW),
-        pytest.param({"engine": "FSDP", "fsdp_config": FSDP}, (), "fsdp2, 2 processes", "", marks=SLOW),
-        pytest.param({"engine": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and", marks=SLOW),
-        pytest.param({"engine": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus", marks=SLOW),
+        ({"distributed_type": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", ""),
+        pytest.param(DEEPSPEED, (), "zero3, 2 processes", "", marks=SLOW),
+        pytest.param(FSDP, (), "fsdp2, 2 processes", "", marks=SLOW),
+        pytest.param({"distributed_type": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and", marks=SLOW),
+        pytest.param({"distributed_type": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus", marks=SLOW),
     ],
     ids=["ddp", "zero3", "fsdp2", "NO for two", "unknown key"],
 )
-def test_a_launch_file_is_read_by_the_launcher_itself(
-    file: dict[str, Any], words: tuple[str, ...], engine: str, error: str
-) -> None:
-    Path("run.yaml").write_text(
-        f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ngradient_accumulation_steps: 4\n"
-    )
-    path = launch(**file)
-    script = "trl_grpo_ext.launch.doctor.settings_alone"
-    found = examine(
-        ["accelerate", "launch", "--config_file", path, *words, "-m", script, "--config", "run.yaml"], EIGHT
-    )
+def test_examine_a_launch_file(file: dict[str, Any], words: tuple[str, ...], engine: str, error: str) -> None:
+    Path("run.yaml").write_text(f"{SETTINGS}gradient_accumulation_steps: 4\n")
+    usual = {"compute_environment": "LOCAL_MACHINE", "num_processes": 2, "num_machines": 1, "machine_rank": 0}
+    usual |= {"main_training_function": "main", "mixed_precision": "bf16"}
+    Path("launch.yaml").write_text(json.dumps({**usual, **file}))
+    found = examine(["accelerate", "launch", "--config_file", "launch.yaml", *words, *SETTINGS_ALONE], EIGHT)
     assert [error in one for one in errors(found)] == [True] * bool(error), said(found)
     assert found.described.startswith(engine), said(found)
     if "fsdp_config" in file:
@@ -116,28 +104,28 @@ def test_a_launch_file_is_read_by_the_launcher_itself(
 
 
 @pytest.mark.slow
-def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
-    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ntorch_dtype: bfloat16\n")
+def test_examine_torchrun_and_trl() -> None:
+    Path("run.yaml").write_text(f"{SETTINGS}torch_dtype: bfloat16\n")
     words = ["trl", "grpo", "--config", "run.yaml", "--dataset_name", "nobody/nothing", "--num_processes", "4"]
-    old = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
+    words += ["--accelerate_config", "multi_gpu"]
+    old = examine(words, EIGHT)
     assert ["unrecognized arguments: --torch_dtype" in one for one in errors(old)] == [True]
     assert "torch_dtype is dtype since" in said(old)
-    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\n")
-    trl = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
+    Path("run.yaml").write_text(SETTINGS)
+    trl = examine(words, EIGHT)
     assert trl.described.startswith("ddp, 4 processes"), said(trl)
     assert errors(trl) == []
-    module = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
-    torch = examine(["torchrun", "--nproc_per_node", "2", "--nnodes", "2", *module], EIGHT)
+    torch = examine(["torchrun", "--nproc_per_node", "2", "--nnodes", "2", *SETTINGS_ALONE], EIGHT)
     assert torch.described.startswith("ddp, 4 processes on 2 machines"), said(torch)
 
 
 @pytest.mark.slow
-def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> None:
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
-    here = examine(["train.py"], NOTHING_LOADS)
-    assert ["doesn't support bf16" in one for one in errors(here)] == [True]
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
-    assert errors(examine(["train.py"], NOTHING_LOADS)) == []
+def test_examine_for_a_machine_without_gpus() -> None:
+    source = SCRIPTS[0].text.replace("MODEL", MODEL)
+    Path("train.py").write_text(source)
+    assert ["doesn't support bf16" in one for one in errors(examine(["train.py"], Machine(gpus=0)))] == [True]
+    Path("train.py").write_text(source.replace("=4,", "=4, use_cpu=True,"))
+    assert errors(examine(["train.py"], Machine(gpus=0))) == []
 
 
 @pytest.mark.slow

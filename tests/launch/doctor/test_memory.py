@@ -14,8 +14,8 @@ from trl_grpo_ext.launch.doctor.case import Case
 from trl_grpo_ext.launch.doctor.memory import Memory, estimate, memory_problems
 from trl_grpo_ext.launch.doctor.model import adapters_of, on_meta, sizes_of
 
-ROWS, COMPLETION = 8, 24
-LORA = {"use_peft": True, "lora_target_modules": "all-linear"}
+ROWS = 8
+COMPLETION = 24
 
 
 def estimated(run: Case, prompt_length: int = 256) -> Memory:
@@ -51,46 +51,33 @@ def weights_of(model: Any) -> tuple[int, int]:
     return storages(base), storages(added)
 
 
+NF4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_type="nf4")
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("dtype", "with_lora", "quantised"),
     [
-        pytest.param({}, marks=pytest.mark.slow, id="float32"),
-        pytest.param({**LORA, "dtype": "bfloat16"}, marks=pytest.mark.slow, id="lora"),
-        pytest.param({**LORA, "dtype": "bfloat16", "bf16": True, "load_in_4bit": True}, id="qlora"),
+        pytest.param("float32", False, None, marks=pytest.mark.slow, id="float32"),
+        pytest.param("bfloat16", True, None, marks=pytest.mark.slow, id="lora"),
+        pytest.param("bfloat16", True, NF4, id="qlora"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_real_step_holds_and_writes_what_was_estimated(
-    settings: dict[str, Any], tiny_model: Path, tmp_path: Path
+def test_estimate_is_what_a_real_step_holds_and_writes(
+    dtype: str, with_lora: bool, quantised: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
-    dtype, bf16 = settings.get("dtype", "float32"), settings.get("bf16", False)
-    quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_type="nf4")
-    lora = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    sizes = {"per_device_train_batch_size": ROWS, "num_generations": 4, "max_completion_length": COMPLETION}
+    lora = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if with_lora else None
+    settings: dict[str, Any] = {"per_device_train_batch_size": ROWS, "num_generations": 4, "save_steps": 1}
+    settings |= {"max_completion_length": COMPLETION, "bf16": quantised is not None, "dtype": dtype}
     step = AtTheStep()
-    trainer = train(
-        tiny_model,
-        tmp_path,
-        dtype=dtype,
-        bf16=bf16,
-        max_steps=1,
-        optim="adamw_torch",
-        save_strategy="steps",
-        save_steps=1,
-        trainer_arguments={
-            "quantization_config": quantised if "load_in_4bit" in settings else None,
-            "peft_config": lora if settings.get("use_peft") else None,
-            "callbacks": [step],
-        },
-        **sizes,
-    ).trainer
+    given = {"quantization_config": quantised, "peft_config": lora, "callbacks": [step]}
+    once = {"max_steps": 1, "optim": "adamw_torch", "save_strategy": "steps"}
+    trainer = train(tiny_model, tmp_path, **once, **settings, trainer_arguments=given).trainer
 
     config = AutoConfig.from_pretrained(tiny_model)
-    adapted = adapters_of(on_meta(config), lora) if settings.get("use_peft") else None
-    known = {"sizes": sizes_of(on_meta(config)), "adapters": adapted, "trainer": trainer, "use_cpu": True}
-    known["quantisation"] = quantised if "load_in_4bit" in settings else None
-    run = case(dtype=dtype, bf16=bf16, save_steps=1, **known, **sizes)
-    result = estimated(run, 8)
+    adapted = adapters_of(on_meta(config), lora) if with_lora else None
+    known = {"sizes": sizes_of(on_meta(config)), "adapters": adapted, "trainer": trainer, "quantisation": quantised}
+    result = estimated(case(use_cpu=True, **known, **settings), 8)
     parts = result.parts
     base, added = weights_of(trainer.model)
     assert parts["weights"] == pytest.approx(base, rel=0.01)
@@ -131,9 +118,8 @@ def test_what_each_engine_splits_by_hand() -> None:
 
 def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25, "dtype": "bfloat16"}
-    awake, asleep = (
-        estimated(case(sizes=qwen(), **settings, vllm_enable_sleep_mode=sleeps)) for sleeps in (False, True)
-    )
+    awake = estimated(case(sizes=qwen(), **settings, vllm_enable_sleep_mode=False))
+    asleep = estimated(case(sizes=qwen(), **settings, vllm_enable_sleep_mode=True))
     assert awake.parts["vLLM"] == asleep.parts["vLLM"] == 20 * GIB
     assert awake.device_bytes["update"] - asleep.device_bytes["update"] == 20 * GIB
     assert awake.device_bytes["generation"] == asleep.device_bytes["generation"]
@@ -151,19 +137,19 @@ def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:
 
 
 def test_activations_of_llama_are_what_autograd_keeps() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 88, "num_attention_heads": 4}
+
     def kept(layers: int) -> int:
-        shape = {"hidden_size": 32, "intermediate_size": 88, "num_attention_heads": 4, "vocab_size": 50}
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape)).train()
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, vocab_size=50, **shape)).train()
         own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         saved: list[torch.Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
             model.model(torch.ones(2, 64, dtype=torch.long), use_cache=False)
         return storages([tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in own])
 
-    llama = LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=88, num_attention_heads=4)
+    llama = LlamaConfig(num_hidden_layers=2, **shape)
     rows = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 56}
     plain = {"dtype": "float32", "bf16": False, "gradient_checkpointing": False}
     known = {"sizes": sizes_of(on_meta(llama)), "use_cpu": True}
-    assert estimated(case(**known, **plain, **rows), 8).parts["activations"] == pytest.approx(
-        kept(4) - kept(2), rel=0.02
-    )
+    activations = estimated(case(**known, **plain, **rows), 8).parts["activations"]
+    assert activations == pytest.approx(kept(4) - kept(2), rel=0.02)

@@ -8,9 +8,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.doctor.model import adapters_of, load_config, on_meta, sizes_of
+from trl_grpo_ext.launch.doctor.model import Adapters, adapters_of, load_config, on_meta, sizes_of
 
-EMBEDDED = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 TINY = Qwen2Config(
     hidden_size=16,
     intermediate_size=40,
@@ -43,23 +42,14 @@ def test_adapters_are_those_that_peft_would_train(targets: str | list[str] | Non
     assert (found.refusal, found.missing) == (None, ())
 
 
-@pytest.mark.parametrize("targets", [["qproj"], "q_proj", "(", []])
-def test_what_peft_refuses_is_a_sentence(targets: str | list[str]) -> None:
-    found = adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
-    assert found.refusal
-    assert found.trainable == 0
+def test_adapters_that_peft_refuses_or_drops_without_a_word() -> None:
+    def found(targets: str | list[str]) -> Adapters:
+        return adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
 
-
-def test_a_target_that_peft_drops_without_a_word_is_found() -> None:
-    targets = ["q_proj", "w1", "self_attn.k_proj", "proj"]
-    found = adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
-    assert found.missing == ("proj", "w1")
-
-
-def test_a_model_that_is_not_here_is_a_reason() -> None:
-    nothing, reason = load_config("nobody/no-such-model-7c41")
-    assert nothing is None
-    assert "nobody/no-such-model-7c41" in reason
+    for targets in (["qproj"], "q_proj", "(", []):
+        assert found(targets).refusal
+        assert found(targets).trainable == 0
+    assert found(["q_proj", "w1", "self_attn.k_proj", "proj"]).missing == ("proj", "w1")
 
 
 HOSTILE = [
@@ -76,7 +66,7 @@ def test_a_hostile_config_is_a_reason_or_a_configuration_error(text: str, tmp_pa
     (tmp_path / "config.json").write_text(text)
     config, reason = load_config(str(tmp_path))
     if config is None:
-        assert reason
+        assert str(tmp_path) in reason
         return
     with pytest.raises(ConfigurationError, match=r"config\.json"):
         on_meta(config)

@@ -26,11 +26,7 @@ def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None
         assert all(log["compact/computed_tokens"] < log["compact/live_tokens"] for log in planned)
 
 
-def main() -> None:
-    cases, model, folder = (Path(argument) for argument in sys.argv[1:4])
-    for name, case in json.loads(cases.read_text()).items():
-        run_case(model, folder / name, int(sys.argv[4]), case)
-
-
 if __name__ == "__main__":
-    main()
+    cases, model, folder, rows = sys.argv[1:]
+    for name, case in json.loads(Path(cases).read_text()).items():
+        run_case(Path(model), Path(folder, name), int(rows), case)

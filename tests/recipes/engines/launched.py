@@ -32,19 +32,12 @@ def launch(file: str, runs: list[Run], folder: Path, timeout: int = 1200, **vari
     """Start the runs under a launch file; what each says and comes to is in files of the folder."""
     plain = json.dumps([asdict(run) for run in runs], default=str).replace("{folder}", str(folder))
     (folder / "runs.json").write_text(plain)
-    overlaid = yaml.safe_load((RECIPES / "accelerate" / file).read_text()) | OVERLAY
-    (folder / file).write_text(yaml.safe_dump(overlaid))
+    (folder / file).write_text(yaml.safe_dump(yaml.safe_load((RECIPES / "accelerate" / file).read_text()) | OVERLAY))
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / file)]
-    done = subprocess.run(
-        [*command, str(ON_CPU), str(folder / "runs.json"), str(folder)],
-        cwd=folder,
-        env={**environment(folder), "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    command += [str(ON_CPU), str(folder / "runs.json"), str(folder)]
+    env = {**environment(folder), "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), **variables}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=folder, env=env, timeout=timeout, **streams, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + "".join(said(folder, run.name) for run in runs)[-4000:]
 
 
@@ -53,19 +46,19 @@ def said(folder: Path, name: str) -> str:
     return "".join(file.read_text() for file in sorted(folder.glob(f"{name}.[oe][ur][tr][0-9]")))
 
 
-def status(folder: Path, name: str, rank: int) -> int | str:
-    return json.loads((folder / f"{name}.status{rank}.json").read_text())  # type: ignore[no-any-return]
+def read(file: Path) -> Any:
+    return json.loads(file.read_text())
 
 
 def finished(folder: Path, name: str) -> None:
     for rank in (0, 1):
-        found = status(folder, name, rank)
+        found = read(folder / f"{name}.status{rank}.json")
         assert found == 0, f"{name}, rank {rank}: {found}\n{said(folder, name)[-2000:]}"
 
 
-def probe(folder: Path, name: str, rank: int) -> dict[str, Any]:
-    return dict(json.loads((folder / f"{name}.rank{rank}.json").read_text()))
+def probe(folder: Path, name: str, rank: int) -> Any:
+    return read(folder / f"{name}.rank{rank}.json")
 
 
-def metrics(folder: Path, name: str) -> dict[str, Any]:
-    return dict(json.loads((folder / name / "metrics.json").read_text()))
+def metrics(folder: Path, name: str) -> Any:
+    return read(folder / name / "metrics.json")

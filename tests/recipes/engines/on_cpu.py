@@ -3,13 +3,8 @@
     accelerate launch --config_file FILE tests/recipes/engines/on_cpu.py RUNS.json FOLDER
 
 RUNS.json is a list of `{"name": ..., "script": ..., "arguments": [...]}`. The launcher's file is a shipped one; what it
-cannot do on the CPU is changed here, in memory, so that no copy of it is needed:
-
-- ZeRO-3 keeps small parameters whole, and all of a tiny model's are small: the threshold becomes 0.
-- Accelerate 1.15 runs DDP in place of FSDP on the CPU, though PyTorch shards there too: the type of the launch is set
-  to the one that GPUs would have.
-
-Runs share a process, and so the imports and the process group; Accelerate forgets the one before.
+cannot do on the CPU is changed here. Runs share a process, and so the imports and the process group; Accelerate forgets
+the one before.
 """
 
 import gc
@@ -31,6 +26,7 @@ from transformers import Trainer, TrainerCallback
 
 
 def deepspeed_for_tiny_models() -> None:
+    """ZeRO-3 keeps small parameters whole, and all of a tiny model's are small: the threshold becomes 0."""
     original = DeepSpeedPlugin.__post_init__
 
     def changed(self: Any) -> None:
@@ -42,6 +38,7 @@ def deepspeed_for_tiny_models() -> None:
 
 
 def fsdp_on_the_cpu() -> None:
+    """Accelerate 1.15 runs DDP in place of FSDP on the CPU, though PyTorch shards there too: say that it has GPUs."""
     original = PartialState.__init__
 
     def changed(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -57,12 +54,14 @@ class Probe(TrainerCallback):
     """What this rank holds, read off the objects of DeepSpeed and PyTorch and not through this package."""
 
     def __init__(self, trainer: Any, file: Path) -> None:
-        self.trainer, self.file = trainer, file
+        self.trainer = trainer
+        self.file = file
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         if self.file.exists():
             return
-        trainer, wrapped = self.trainer, self.trainer.model_wrapped
+        trainer = self.trainer
+        wrapped = trainer.model_wrapped
         found = {
             "world": torch.distributed.get_world_size(),
             "rank": torch.distributed.get_rank(),
@@ -77,45 +76,27 @@ class Probe(TrainerCallback):
         self.file.write_text(json.dumps(found))
 
 
+def local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def shapes(parameter: Any) -> dict[str, Any]:
     """The whole shape, what of it is here, and the elements that this rank stores."""
-    if hasattr(parameter, "ds_shape"):
-        here = parameter.ds_tensor.numel()
-        return {"whole": list(parameter.ds_shape), "here": list(parameter.shape), "elements": here}
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return {"whole": list(parameter.shape), "here": list(local.shape), "elements": local.numel()}
+    stored = parameter.ds_tensor if hasattr(parameter, "ds_shape") else local(parameter)
+    here = list(local(parameter).shape)
+    return {"whole": list(getattr(parameter, "ds_shape", parameter.shape)), "here": here, "elements": stored.numel()}
 
 
 def optimizer_elements(optimizer: Any) -> int:
     """Elements of Adam's first moments on this rank."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    moments = [state["exp_avg"] for state in optimizer.state.values() if "exp_avg" in state]
-    return sum((moment.to_local() if hasattr(moment, "to_local") else moment).numel() for moment in moments)
-
-
-def probed(train: Any, file: Path) -> Any:
-    def method(self: Any, resume_from_checkpoint: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        self.add_callback(Probe(self, file))
-        return train(self, resume_from_checkpoint, *arguments, **keywords)
-
-    return method
-
-
-def forget() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    gc.collect()
-
-
-def said_by(rank: int, folder: Path, name: str) -> None:
-    """From here on, what this rank prints goes to files of the run."""
-    for stream, end in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / f"{name}.{end}{rank}", os.O_WRONLY | os.O_CREAT), stream)
+    return sum(local(state["exp_avg"]).numel() for state in optimizer.state.values() if "exp_avg" in state)
 
 
 def main() -> None:
-    runs, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    runs = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
     deepspeed_for_tiny_models()
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -124,14 +105,20 @@ def main() -> None:
     original = Trainer.train
     for run in runs:
         file = folder / f"{run['name']}.rank{rank}.json"
-        Trainer.train = probed(original, file)
+
+        def train(self: Any, resume_from_checkpoint: Any = None, *, file: Path = file, **keywords: Any) -> Any:
+            self.add_callback(Probe(self, file))
+            return original(self, resume_from_checkpoint, **keywords)
+
+        Trainer.train = train
         os.environ.pop("TESTED_TRAP", None)
         if run["trap"]:
             os.environ["TESTED_TRAP"] = "1"  # without the changes
         sys.argv = [run["script"], *run["arguments"]]
         sys.path[0] = str(Path(run["script"]).parent)
         status: int | str | None = 0
-        said_by(rank, folder, run["name"])
+        for stream, end in ((1, "out"), (2, "err")):
+            os.dup2(os.open(folder / f"{run['name']}.{end}{rank}", os.O_WRONLY | os.O_CREAT), stream)
         try:
             runpy.run_path(run["script"], run_name="__main__")
         except SystemExit as error:
@@ -140,7 +127,9 @@ def main() -> None:
             status = traceback.format_exc()
         sys.stdout.flush()
         (folder / f"{run['name']}.status{rank}.json").write_text(json.dumps(status))
-        forget()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        gc.collect()
         if status not in (0, 2):
             break  # the other rank may be anywhere; 2 is a refusal, which all ranks come to
     if torch.distributed.is_initialized():

@@ -18,54 +18,30 @@ import torch
 from safetensors.torch import load_file
 
 from tests.recipes.engines.gradients import run_case
-from tests.recipes.engines.launched import Run, finished, launch, metrics, probe, said, status
+from tests.recipes.engines.launched import Run, finished, launch, metrics, probe, read, said
 from tests.recipes.launching import SMALL, options
 from tests.support import relative_gap, save_tiny_model
 
 pytestmark = pytest.mark.slow
 
-SIZES = {
-    **SMALL,
-    "max_steps": 3,
-    "save_steps": 2,
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 8,
-    "eval_problems": 8,
-    "num_generations_eval": 1,
-    "max_completion_length": 12,
-    "learning_rate": 0.01,
-    "rewards": "tests.support:length_reward",  # the untrained model never has a right answer
-}
+SIZES = SMALL | {"max_steps": 3, "save_steps": 2, "learning_rate": 0.01, "max_completion_length": 12}
+SIZES |= {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "eval_problems": 8}
+SIZES |= {"num_generations_eval": 1, "rewards": "tests.support:length_reward"}  # the model never has a right answer
 LORA = ["--use_peft", "--lora_target_modules", "all-linear", "--lora_r", "4"]
-KINDS = {
-    "full": [],
-    "lora": LORA,
-    # FSDP2 divides 4-bit weights only if their storage type is that of the other weights.
-    "qlora": [*LORA, "--load_in_4bit", "--bnb_4bit_quant_storage", "float32"],
-}
-ENGINES = {
-    "ddp.yaml": "ddp",
-    "zero2.yaml": "zero2",
-    "zero3.yaml": "zero3",
-    "fsdp2.yaml": "fsdp2",
-    "fsdp2_qlora.yaml": "fsdp2",
-}
-TRAINED_BY = {file: ["full", "lora", "qlora"] for file in ENGINES}
+# FSDP2 divides 4-bit weights only if their storage type is that of the other weights.
+QLORA = [*LORA, "--load_in_4bit", "--bnb_4bit_quant_storage", "float32"]
+KINDS = {"full": [], "lora": LORA, "qlora": QLORA}
+TRAINED_BY = {file: ["full", "lora", "qlora"] for file in ("ddp.yaml", "zero2.yaml", "zero3.yaml")}
 TRAINED_BY |= {"fsdp2.yaml": ["full", "lora"], "fsdp2_qlora.yaml": ["qlora"]}
-DAILY = {("ddp.yaml", "full"), ("zero3.yaml", "full"), ("fsdp2.yaml", "full")}
-"""One cell of each engine; the others are for the night."""
+ENGINES = {file: file.removesuffix(".yaml").removesuffix("_qlora") for file in TRAINED_BY}
+NIGHTLY = pytest.mark.nightly
+CELLS = [
+    pytest.param(file, kind, marks=[] if kind == "full" and file != "zero2.yaml" else NIGHTLY, id=f"{file}-{kind}")
+    for file, kinds in TRAINED_BY.items()
+    for kind in kinds
+]
+"""One of each engine by day; the others are for the night."""
 Launches = Callable[[str], Path]
-
-
-def cells() -> list[Any]:
-    """Launch files times what is trained under them."""
-    found = []
-    for file, kind in [(file, kind) for file, kinds in TRAINED_BY.items() for kind in kinds]:
-        marks = [] if (file, kind) in DAILY else [pytest.mark.nightly]
-        found.append(pytest.param(file, kind, marks=marks, id=f"{file}-{kind}"))
-    return found
-
-
 CASES: dict[str, dict[str, Any]] = {
     "trl": {},
     "hooks": {"loss_aggregation": "token_mean", "hooks": ["leave_one_out", "entropy_shaping"]},
@@ -117,11 +93,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launches(request: pytest.FixtureRequest, place: Path) -> Launches:
     """The folder of a launch file's runs: of the cells that this session's tests are about."""
     items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    asked = {
-        tuple(item.callspec.params.get(name) for name in ("file", "kind"))
-        for item in items
-        if hasattr(item, "callspec")
-    }
+    chosen = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    asked = {(one.get("file"), one.get("kind")) for one in chosen}
 
     @cache
     def launched(file: str) -> Path:
@@ -144,18 +117,15 @@ def one_process(place: Path) -> Path:
     return place / "one_process"
 
 
-@pytest.mark.parametrize(("file", "kind"), cells())
+@pytest.mark.parametrize(("file", "kind"), CELLS)
 class TestCell:
     def test_the_engine_is_the_one_that_the_file_asks_for(self, launches: Launches, file: str, kind: str) -> None:
         folder = launches(file)
         finished(folder, kind)
         facts = metrics(folder, kind)["run"]
-        wrapper, stage = {
-            "ddp": ("DistributedDataParallel", None),
-            "zero2": ("DeepSpeedEngine", 2),
-            "zero3": ("DeepSpeedEngine", 3),
-            "fsdp2": ("FSDPModule", None),
-        }[ENGINES[file]]
+        zero = {"zero2": ("DeepSpeedEngine", 2), "zero3": ("DeepSpeedEngine", 3)}
+        others = {"ddp": ("DistributedDataParallel", None), "fsdp2": ("FSDPModule", None)}
+        wrapper, stage = {**zero, **others}[ENGINES[file]]
         for rank in (0, 1):
             seen = probe(folder, kind, rank)
             assert (seen["world"], seen["rank"], seen["backend"]) == (2, rank, "gloo")
@@ -173,7 +143,8 @@ class TestCell:
         assert facts["dtype"] == "float32"
 
     def test_engines_divide_parameters_and_optimizer(self, launches: Launches, file: str, kind: str) -> None:
-        folder, facts = launches(file), metrics(launches(file), kind)["run"]
+        folder = launches(file)
+        facts = metrics(folder, kind)["run"]
         seen = [probe(folder, kind, rank)["shapes"] for rank in (0, 1)]
         trained = probe(folder, kind, 0)["trained"]
         assert seen[0].keys() == seen[1].keys()
@@ -203,16 +174,13 @@ class TestCell:
         whole, resumed = metrics(folder, kind), metrics(folder, f"{kind}_resumed")
         assert probe(folder, f"{kind}_resumed", 0)["shapes"] == probe(folder, kind, 0)["shapes"]
         timings = ("time", "seconds", "per_second", "flos", "num_tokens")
-        steps = [
-            [
-                {k: v for k, v in log.items() if not k.endswith(timings) and not k.startswith("time/")}
-                for log in run["history"]
-                if "reward" in log
-            ]
-            for run in (whole, resumed)
-        ]
-        assert [log["step"] for log in steps[0]] == [1, 2, 3]
-        assert steps[1] == steps[0]
+
+        def steps(run: dict[str, Any]) -> list[dict[str, Any]]:
+            logs = [log for log in run["history"] if "reward" in log]
+            return [{k: v for k, v in log.items() if not k.endswith(timings) and "time/" not in k} for log in logs]
+
+        assert [log["step"] for log in steps(whole)] == [1, 2, 3]
+        assert steps(resumed) == steps(whole)
         assert resumed["before"] == whole["before"]
         assert resumed["after"] == whole["after"]
         assert relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind)) == 0.0
@@ -233,36 +201,30 @@ class TestCell:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "file", ["ddp.yaml", pytest.param("zero2.yaml", marks=pytest.mark.nightly), "zero3.yaml", "fsdp2.yaml"]
-)
+@pytest.mark.parametrize("file", ["ddp.yaml", pytest.param("zero2.yaml", marks=NIGHTLY), "zero3.yaml", "fsdp2.yaml"])
 def test_gradients_are_those_of_one_process(
     launches: Launches, one_process: Path, place: Path, file: str, case: str
 ) -> None:
     folder = launches(file)
     finished(folder, "gradients")
     start = weights(place / "tiny")
-    theirs, ours = (
-        {name: tensor - start[name] for name, tensor in weights(f / case).items()}
-        for f in (one_process, folder / "gradients")
-    )
-    assert relative_gap(ours, theirs) < 2e-5  # of the change of two steps, in float32
-    others = [weights(one_process / other) for other in CASES if other != case]
-    assert all(relative_gap({n: w[n] - start[n] for n in w}, theirs) > 1e-2 for w in others)
+
+    def moved(where: Path) -> dict[str, torch.Tensor]:
+        return {name: tensor - start[name] for name, tensor in weights(where).items()}
+
+    theirs = moved(one_process / case)
+    assert relative_gap(moved(folder / "gradients" / case), theirs) < 2e-5  # of the change of two steps, in float32
+    assert all(relative_gap(moved(one_process / other), theirs) > 1e-2 for other in CASES if other != case)
 
 
-def test_zero3_that_would_divide_nothing_stops(launches: Launches) -> None:
-    folder = launches("zero3.yaml")
-    assert status(folder, "persistent", 0) == 2
-    assert "zero3 was to shard the parameters over 2 processes" in said(folder, "persistent")
-
-
-@pytest.mark.nightly
-def test_fsdp_that_would_not_divide_the_4_bit_weights_stops(launches: Launches) -> None:
-    folder = launches("fsdp2_qlora.yaml")
-    assert status(folder, "replicated", 0) == 2
-    assert "fsdp2 was to shard the parameters over 2 processes" in said(folder, "replicated")
-    assert "set bnb_4bit_quant_storage to the dtype" in said(folder, "replicated")
+@pytest.mark.parametrize(
+    ("file", "run"),
+    [("zero3.yaml", "persistent"), pytest.param("fsdp2_qlora.yaml", "replicated", marks=NIGHTLY)],
+)
+def test_an_engine_that_would_divide_nothing_stops(launches: Launches, file: str, run: str) -> None:
+    folder = launches(file)
+    assert read(folder / f"{run}.status0.json") == 2
+    assert f"{ENGINES[file]} was to shard the parameters over 2 processes" in said(folder, run)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...errors import ConfigurationError
+from ...plugins.discovery import installed_distributions, normalise, owner_of
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
-from ...plugins.metadata import installed_distributions, normalise, owner_of
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 

@@ -126,7 +126,6 @@ def compare(
 
 
 def _notes(one: LoadedSelection, batch: SavedBatch) -> list[str]:
-    """What the numbers of a selection are based on."""
     notes = []
     if one.rewards is None:
         notes.append(f"{one.name}: no rewards are selected, so the saved ones are used: {', '.join(batch.rewards)}.")

@@ -7,7 +7,7 @@ A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,9 +112,6 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-# ----------------------------------------------------------------------------------------- from batches to numbers
-
-
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 _NOTHING = 1e-3
 """Advantages up to this size count as zero: they are rounding errors."""
@@ -155,7 +152,7 @@ def what_moves(
         right_at=right_at,
         selections=[_numbers(one, results[one.name]) for one in totals],
         pairs=[_pair(base, one, results) for one in totals[1:]],
-        by_length=_by_length(totals),
+        by_length=[_part(name, chosen_N, totals) for name, chosen_N in _by_length(base.lengths_N)],
         by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
         batches=tuple(batches),
         results=results,
@@ -172,37 +169,36 @@ def _numbers(totals: _Totals, results: Sequence[BatchResult]) -> SelectionNumber
     )
 
 
-def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
-    """Quarters of the completions by their live tokens under the base."""
-    lengths_N = all_totals[0].lengths_N
+def _by_length(lengths_N: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Quarters of the completions by their live tokens."""
     quarters_N = quarters(lengths_N)
-    parts = []
     for number, name in enumerate(QUARTERS):
         chosen_N = quarters_N == number
         if chosen_N.any():
             low, high = (int(bound) for bound in lengths_N[chosen_N].aminmax())
             name += f" ({low:,} to {high:,} tokens)"
-        parts.append(_part(name, chosen_N, all_totals))
-    return parts
+        yield name, chosen_N
 
 
 def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchResult]]) -> Pair:
-    """How far the base and another selection agree."""
-    masses = [one.mass_N.sum() for one in (base, other)]
-    one_sign, other_sign = (
+    base_sign, other_sign = (
         one.advantages_N.masked_fill(one.advantages_N.abs() <= _NOTHING, 0.0).sign() for one in (base, other)
     )
-    between_tokens = sum(
-        float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
-        for a, b in zip(results[base.name], results[other.name], strict=True)
-    )
-    has_mass = all(mass > 0 for mass in masses)
+    base_mass = base.mass_N.sum()
+    other_mass = other.mass_N.sum()
+    moved: float | None = None
+    between_tokens: float | None = None
+    if base_mass > 0 and other_mass > 0:
+        moved = float((base.mass_N / base_mass - other.mass_N / other_mass).abs().sum()) / 2
+        pairs = zip(results[base.name], results[other.name], strict=True)
+        apart = [(a.mass_B_T.double() / base_mass - b.mass_B_T.double() / other_mass).abs().sum() for a, b in pairs]
+        between_tokens = float(sum(apart)) / 2
     return Pair(
         base=base.name,
         other=other.name,
-        same_sign=float((one_sign == other_sign).double().mean()),
-        moved=float((base.mass_N / masses[0] - other.mass_N / masses[1]).abs().sum()) / 2 if has_mass else None,
-        moved_between_tokens=between_tokens / 2 if has_mass else None,
+        same_sign=float((base_sign == other_sign).double().mean()),
+        moved=moved,
+        moved_between_tokens=between_tokens,
     )
 
 

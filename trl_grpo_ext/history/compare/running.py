@@ -176,9 +176,6 @@ def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollou
         return flow.reduced_weights(aggregation, loss, loss_B_T, rollout.mask_B_T).detach()
 
 
-# --------------------------------------------------------------------------------------------------------- rewards
-
-
 class OneReward(NamedTuple):
     """One reward's `B` values, and the parts that they consist of."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,10 +71,9 @@ class _Part(NamedTuple):
     step: int
     columns: Columns
 
-    def contents(self) -> list[tuple[str, str]]:
+    def texts(self) -> list[str]:
         """Prompts and completions as strings that can be compared."""
-        prompts = map(join_key, self.columns["prompt"])
-        return list(zip(prompts, map(join_key, self.columns["completion"]), strict=True))
+        return [join_key(value) for name in ("prompt", "completion") for value in self.columns[name]]
 
 
 def read_saved(
@@ -86,18 +86,21 @@ def read_saved(
     tokenizer: Any = None,
 ) -> list[SavedBatch]:
     """Read saved completions in the order of their steps; `with_logps` leaves out groups without log-probabilities."""
-    every = sorted((part for file in _files(Path(completions)) for part in _parts(file)), key=lambda one: one.step)
+    every = sorted(_parts(Path(completions)), key=lambda one: one.step)
     first, last = steps
     parts = [one for one in every if (first is None or one.step >= first) and (last is None or one.step <= last)]
     if not parts:
         kept = f"the steps are {every[0].step} to {every[-1].step}" if every else "there are no completions in it"
         raise ConfigurationError(f"{completions}: nothing to compare, {kept}.")
-    parts = _without_repetitions(parts, say)
+    # TRL saves a generation batch again for every step that uses it.
+    repeated = {id(one) for one, after in itertools.pairwise(parts) if one.texts() == after.texts()}
+    if repeated:
+        say(f"{len(repeated)} of {len(parts)} tables repeat earlier completions; only the last copy is used.")
     batches: list[SavedBatch] = []
     left = limit
     lost = 0
     for part in parts:
-        groups = _groups(part)
+        groups = [] if id(part) in repeated else _groups(part)
         if with_logps:
             trained = [group for group in groups if all(_has_logps(part.columns, row) for row in group)]
             lost += sum(map(len, groups)) - sum(map(len, trained))
@@ -126,37 +129,29 @@ def number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _files(path: Path) -> list[Path]:
-    """A file, or the token records in a run's output_dir, by name."""
+def _parts(path: Path) -> Iterator[_Part]:
+    """The steps of a file, or of the token records in a run's output_dir."""
     files = [path] if path.is_file() else sorted(path.glob(f"{RECORDS}/*.parquet"))
     if not files:
         raise ConfigurationError(f"There are no token records in {str(path)!r}. Train with token_records: 64.")
-    return files
+    for file in files:
+        columns = read_columns(file, without=_NOT_READ)
+        needed = {*_NEEDED, "live", "starts", "ends"} if "token_ids" in columns else {*_NEEDED}
+        if missing := sorted(needed - columns.keys()):
+            raise ConfigurationError(f"{file} holds no saved completions: it has no column {missing[0]!r}.")
+        for name, kinds in (("prompt", str | list), ("completion", str | list), ("step", int)):
+            for row, value in enumerate(columns[name]):
+                if not isinstance(value, kinds):
+                    raise ConfigurationError(f"{file}, row {row}: the {name} is {value!r:.60}.")
+        for step, rows in _rows_by(columns["step"]).items():
+            yield _Part(f"{file.name}, step {step}", step, rows_of(columns, rows))
 
 
-def _parts(file: Path) -> list[_Part]:
-    columns = read_columns(file, without=_NOT_READ)
-    needed = {*_NEEDED, "live", "starts", "ends"} if "token_ids" in columns else {*_NEEDED}
-    if missing := sorted(needed - columns.keys()):
-        raise ConfigurationError(f"{file} holds no saved completions: it has no column {missing[0]!r}.")
-    for name, kinds in (("prompt", str | list), ("completion", str | list), ("step", int)):
-        for row, value in enumerate(columns[name]):
-            if not isinstance(value, kinds):
-                raise ConfigurationError(f"{file}, row {row}: the {name} is {value!r:.60}.")
-    rows: dict[int, list[int]] = {}
-    for row, step in enumerate(columns["step"]):
-        rows.setdefault(step, []).append(row)
-    return [_Part(f"{file.name}, step {step}", step, rows_of(columns, chosen)) for step, chosen in rows.items()]
-
-
-def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
-    """Keep the last copy of a generation batch that was saved for several steps."""
-    contents = [part.contents() for part in parts]
-    kept = [part for part, own, after in zip(parts, contents, [*contents[1:], None], strict=True) if own != after]
-    if len(kept) < len(parts):
-        repeated = len(parts) - len(kept)
-        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is used.")
-    return kept
+def _rows_by(values: Iterable[Any]) -> dict[Any, list[int]]:
+    rows: dict[Any, list[int]] = {}
+    for row, value in enumerate(values):
+        rows.setdefault(value, []).append(row)
+    return rows
 
 
 def _has_logps(columns: Columns, row: int) -> bool:
@@ -168,10 +163,7 @@ def _has_logps(columns: Columns, row: int) -> bool:
 
 
 def _groups(part: _Part) -> list[list[int]]:
-    """The rows of each group."""
-    rows: dict[str, list[int]] = {}
-    for row, name in enumerate(part.columns["group"]):
-        rows.setdefault(str(name), []).append(row)
+    rows = _rows_by(map(str, part.columns["group"]))
     sizes = {len(members): name for name, members in rows.items()}
     if len(sizes) > 1:
         shown = ", ".join(f"{sizes[size]!r:.40} has {size}" for size in sorted(sizes))
@@ -212,9 +204,6 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any) -> Save
     )
 
 
-# -------------------------------------------------------------------------------------------- columns of a dataset
-
-
 def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[SavedBatch]:
     """Give every completion the columns of its prompt's row in a `.jsonl` or `.parquet` file.
 
@@ -246,9 +235,6 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     return joined
 
 
-# ---------------------------------------------------------------------------------------------------------- tokens
-
-
 def _text_tokens(texts: Sequence[str], truncated: Sequence[bool], where: str, tokenizer: Any) -> Tokens:
     """A tokenizer's tokens of texts, with one that ends each text that is not truncated."""
     if tokenizer is None:
@@ -264,7 +250,6 @@ def _text_tokens(texts: Sequence[str], truncated: Sequence[bool], where: str, to
 
 
 def _recorded_tokens(records: Columns, where: str) -> Tokens:
-    """The tokens in the columns of token records."""
     ids = records["token_ids"]
     starts = records["starts"]
     ends = records["ends"]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trl import GRPOConfig
+
 from ...credit.flow import TRL_REDUCTIONS, plugin_label
 from ...errors import ConfigurationError
 from ...guard.calls import unique_names
@@ -16,32 +18,24 @@ from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load
 from ...plugins.selection import Selection, parse_selection
 from ...types import HookDeclaration, implements
 
-DEFAULTS: Mapping[str, Any] = {
-    "loss_type": "dapo",
-    "scale_rewards": "group",
-    "multi_objective_aggregation": "sum_then_normalize",
-    "max_completion_length": 512,
-    "mask_truncated_completions": False,
-    "reward_weights": None,
-}
-"""Settings read besides the plugins, with TRL's defaults."""
-
-LEFT_OUT: Mapping[str, Any] = {
-    "beta": 0.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "top_entropy_quantile": 1.0,
-    "off_policy_mask_threshold": None,
-    "importance_sampling_level": "token",
-}
-"""Settings that change a gradient in ways that are left out here, with the values that have no effect."""
-
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss_type": tuple(TRL_REDUCTIONS),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "mask_truncated_completions": (True, False),
 }
+_TRLS = {name: one.default for name, one in GRPOConfig.__dataclass_fields__.items()}
+_DEFAULTS = {name: _TRLS[name] for name in (*_CHOICES, "max_completion_length", "reward_weights")}
+"""Settings read besides the plugins."""
+_LEFT_OUT = (
+    "beta",
+    "entropy_coef",
+    "use_adaptive_entropy",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "importance_sampling_level",
+)
+"""Settings that change a gradient in ways that are left out here; TRL's defaults have no effect."""
 Given = str | Path | Mapping[str, Any]
 """A file of a selection, or what it holds."""
 Selections = Sequence[Given] | Mapping[str, Given]
@@ -91,8 +85,8 @@ def named_selections(given: Selections) -> Mapping[str, Given]:
 def load_selection(name: str, given: Given) -> LoadedSelection:
     """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
     mapping = selection_settings(given)
-    settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
-    skipped = {**LEFT_OUT, "token_losses": None}
+    settings = {key: _setting(name, key, mapping.get(key)) for key in _DEFAULTS}
+    skipped = {**{key: _TRLS[key] for key in _LEFT_OUT}, "token_losses": None}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
     hooks = load_advantage_hooks(_several(mapping.get("advantage_hooks")) or [])
     for hook in hooks:
@@ -151,7 +145,7 @@ def _setting(selection: str, key: str, value: Any) -> Any:
     elif _is_none(value):
         value = None
     if value is None:
-        return DEFAULTS[key]
+        return _DEFAULTS[key]
     if key in _CHOICES and value not in _CHOICES[key]:
         expected = ", ".join(map(str, _CHOICES[key]))
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be one of {expected}.")

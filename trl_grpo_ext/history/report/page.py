@@ -11,9 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,9 @@ from ...records.writing import write_atomically
 from .page_data import page_data
 from .trained_run import Run
 
-STYLES = ("page.css", "browser.css", "narrow.css")
+_STYLES = ("page", "browser", "narrow")
 _SCRIPTS = ("chunks", "text", "state", "tooltip", "cards", "results", "keys", "theme", "start")
-SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS)
-"""Joined in this order into one style and one script."""
+"""Files of `assets`, joined in this order into one style and one script."""
 
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164"
@@ -62,51 +60,40 @@ def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
     from .figures import FINDINGS, svgs
 
-    figures = []
-    absent = []
-    for plot, svg in svgs(runs):
-        if isinstance(svg, str):
-            figures.append({"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)})
-        else:
-            absent.append(f"{plot.title}: {svg.reason}")
+    drawn = list(svgs(runs))
+    figures = [
+        {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)}
+        for plot, svg in drawn
+        if svg is not None
+    ]
+    absent = [f"{plot.title}: {plot.absent}" for plot, svg in drawn if svg is None]
     data = page_data(runs if limit else [], limit)
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
-    style = join_assets(STYLES)
-    script = join_assets(SCRIPTS)
-    shown = [run["name"] for run in data.index["runs"] if run["steps"]]
-    html = (
-        environment()
-        .get_template("report.html.jinja")
-        .render(
-            policy=policy(style, script),
-            style=Markup(style),
-            script=Markup(script),
-            runs=[{"name": run.name, "steps": run.last_step, "summary": summaries(run)} for run in runs],
-            notes=notes,
-            findings=[
-                (run.name, [(one, *FINDINGS[one.name]) for one in found])
-                for run in runs
-                if (found := findings_of(run.folder, run.history))
-            ],
-            titles={one["name"]: one["title"] for one in figures},
-            with_completions=shown,
-            figures=figures,
-            absent=absent,
-            settings=settings(runs),
-            plugins=plugins(runs),
-            index=script_json(data.index),
-            chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
-        )
+    style = _joined(f"{name}.css" for name in _STYLES)
+    script = f'(() => {{\n"use strict";\n{_joined(f"{name}.js" for name in _SCRIPTS)}\n}})();'
+    html = _ENVIRONMENT.get_template("report.html.jinja").render(
+        # Nothing but this style, this script, and images inside the page.
+        policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(script),
+        runs=[{"name": run.name, "steps": run.last_step, "summary": summaries(run)} for run in runs],
+        notes=notes,
+        findings=[
+            (run.name, [(one, *FINDINGS[one.name]) for one in found])
+            for run in runs
+            if (found := findings_of(run.folder, run.history))
+        ],
+        titles={one["name"]: one["title"] for one in figures},
+        with_completions=[run["name"] for run in data.index["runs"] if run["steps"]],
+        figures=figures,
+        absent=absent,
+        settings=settings(runs),
+        plugins=plugins(runs),
+        index=script_json(data.index),
+        chunks={name: Markup(chunk) for name, chunk in data.chunks.items()},
     )
     return html, [*notes, *absent]
-
-
-def policy(style: str, script: str) -> str:
-    """The content security policy: nothing but this style, this script, and images inside the page."""
-    return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def script_json(value: Any) -> Markup:
@@ -129,30 +116,19 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def join_assets(names: Sequence[str]) -> str:
-    """Our own files joined, with a newline before and after, as in the page."""
-    text = "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
-    if names is SCRIPTS:
-        text = f'(() => {{\n"use strict";\n{text}\n}})();'
-    if "</" in text:
-        raise AssertionError("Our own styles and scripts must not contain '</', which would end their element.")
-    return text
+def _joined(names: Iterable[str]) -> str:
+    return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
-@cache
-def environment() -> Environment:
-    """The templates' environment, which escapes all untrusted content."""
-    return Environment(
-        loader=PackageLoader("trl_grpo_ext.history.report"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("trl_grpo_ext.history.report"),
+    undefined=StrictUndefined,
+    autoescape=True,
+    finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
-
-# ---------------------------------------------------------------------------------------------------------- tables
 
 Line = tuple[str, Sequence[str], bool]
 """One line of a table: a name, a text for each run, and whether the runs differ in it."""
@@ -189,7 +165,7 @@ def settings(runs: Sequence[Run]) -> list[Line]:
 def plugins(runs: Sequence[Run]) -> list[Line]:
     """The plugins of each run in order and the versions of libraries, those that differ first."""
     tables = []
-    for manifest in (run.manifest or Manifest(()) for run in runs):
+    for manifest in (run.manifest or Manifest() for run in runs):
         named = [
             f"{LABELS[one.kind]} {one.name}" + (f", in {one.inside}" if one.inside else "") for one in manifest.plugins
         ]

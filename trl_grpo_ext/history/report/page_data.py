@@ -20,8 +20,7 @@ import numpy
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...records.pictures import MOST, data_uri
-from ...records.token_records import COLUMNS
-from ...records.writing import evenly
+from ...records.token_records import SCHEMA
 from ..run_files import messages_in, step_of
 from .trained_run import Run, is_number
 
@@ -31,8 +30,6 @@ hooks, with their text, took 6 MB."""
 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
-_NOT_FINITE = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
-
 _AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")
 """Fields of `Row` that the index has as columns."""
 
@@ -51,11 +48,10 @@ class PageData:
 def page_data(runs: Sequence[Run], limit: int) -> PageData:
     """Collect completions, at most `limit`, in whole groups of steps spread evenly; each run gets the same share."""
     data = PageData(index={"runs": []})
-    share = max(limit // max(len(runs), 1), 1)
     for run in runs:
         by_step = {step_of(path): path for path in (*run.completions, *run.records)}
         files = [by_step[step] for step in sorted(by_step)]
-        chosen = list(_choose(run, files, share, SIZE // len(runs)))
+        chosen = list(_choose(run, files, max(limit // len(runs), 1), SIZE // len(runs)))
         shown = sum(len(rows) for _, rows, _ in chosen)
         saved = sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
@@ -80,17 +76,17 @@ def _choose(run: Run, files: list[Path], share: int, size: int) -> Iterator[tupl
     if first is None:
         return
     group = sum(row.group == first[0].group for row in first)
-    files = evenly(files, max(share // group, 1))
-    left = share
+    most = min(max(share // group, 1), len(files))
+    places = numpy.linspace(len(files) - 1, 0, most).round().astype(int)[::-1]  # of one, the last
     before: list[tuple[str, str]] = []
-    for number, path in enumerate(files):
+    for number, path in enumerate(files[place] for place in places):
         rows = read_rows(run, path)
         contents = [(row.prompt, row.completion) for row in rows]
         if not rows or (path in run.completions and contents == before):
             continue  # TRL rewrites the table of a generation batch for every step that uses it
         before = contents
-        kept = _whole_groups(rows, max(left // (len(files) - number), 1), size // len(files))
-        left -= len(kept)
+        kept = _whole_groups(rows, max(share // (most - number), 1), size // most)
+        share -= len(kept)
         yield path, kept, len(rows)
 
 
@@ -122,11 +118,9 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
 
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
-    text = f"t{len(data.chunks)}"
-    numbers = None
     asked = [(row.prompt, tuple(row.pictures)) for row in rows]
-    prompts = numbered(asked)
-    vocabulary = numbered(name for row in rows for name in row.tokens or ())
+    prompts = _numbered(asked)
+    vocabulary = _numbered(name for row in rows for name in row.tokens or ())
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
@@ -139,10 +133,13 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "vocabulary": list(vocabulary),
         "stages": stages,
     }
+    text = f"t{len(data.chunks)}"
     data.chunks[text] = compress(json.dumps(texts, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    numbers = None
     if all(row.tokens is not None for row in rows):
         numbers = f"n{len(data.chunks)}"
-        data.chunks[numbers] = compress(f"[{','.join(_numbers(row, vocabulary, len(stages)) for row in rows)}]")
+        columns = json.dumps([_numbers(row, vocabulary, len(stages)) for row in rows], separators=(",", ":"))
+        data.chunks[numbers] = compress(columns.replace("NaN", "null").replace("Infinity", "1e999"))
     return {
         "step": step_of(path),
         "text": text,
@@ -155,26 +152,28 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
     }
 
 
-def numbered(values: Iterable[Any]) -> dict[Any, int]:
+def _numbered(values: Iterable[Any]) -> dict[Any, int]:
     """Different values, numbered in order of first appearance."""
     return {value: number for number, value in enumerate(dict.fromkeys(values))}
 
 
-def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
-    """A row's tokens as JSON, a list per column."""
+def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> dict[str, Any]:
+    """A row's tokens, a list per column; 1e999 is infinity to a browser."""
     tokens = row.tokens or []
-    columns = {"token": [vocabulary[token] for token in tokens], **row.columns}
-    parts = [f'"{name}":{json.dumps(values, separators=(",", ":"))}' for name, values in columns.items()]
-    parts += [f'"{name}":{_digits(row.values.get(name), len(tokens))}' for name in PER_TOKEN]
-    known = [values for _, values in row.stages]
-    of_stages = [_digits(values, len(tokens)) for values in [*known, *[None] * (stages - len(known))]]
-    return f'{{{",".join(parts)},"stage":[{",".join(of_stages)}]}}'
+    missing = numpy.full(len(tokens), numpy.nan)
+    after_stages = [values for _, values in row.stages]
+    after_stages += [missing] * (stages - len(after_stages))
+    return {
+        "token": [vocabulary[token] for token in tokens],
+        **row.columns,
+        **{name: _rounded(row.values.get(name, missing)) for name in PER_TOKEN},
+        "stage": [_rounded(values) for values in after_stages],
+    }
 
 
-def _digits(values: Numbers | None, count: int) -> str:
-    """Numbers as JSON, with five significant digits; null for those that are not there."""
-    given = ["nan"] * count if values is None else map("{:.5g}".format, values.tolist())
-    return f"[{','.join(_NOT_FINITE.get(text, text) for text in given)}]"
+def _rounded(values: Numbers) -> list[float]:
+    """Numbers with five significant digits."""
+    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def compress(text: str) -> str:
@@ -196,9 +195,9 @@ class Row:
     truncated: bool | None
     rewards: dict[str, float | None]
     reward: float | None
-    # What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of the last
-    # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
-    credit: float | None = None
+    credit: float | None = None  # what the update does to it, by its sign: see `live_credit`; in tables TRL's advantage
+    has_signal: bool = False  # whether any token is pushed up or down, so that the page shows a colour
+    trained: bool = False  # whether the loss has used it
     outcomes: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
     failed_turns: list[int] = field(default_factory=list)
@@ -207,16 +206,6 @@ class Row:
     columns: dict[str, list[int]] = field(default_factory=dict)  # as the page reads them: see `_columns_of`
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
-
-    @property
-    def trained(self) -> bool:
-        """Whether the loss has used it."""
-        return "weight" in self.values and "advantage" in self.values
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether any token is pushed up or down, so that the page shows a colour."""
-        return bool(self.credit) if self.tokens is None else bool(numpy.nan_to_num(live_credit(self)).any())
 
 
 def read_rows(run: Run, path: Path) -> list[Row]:
@@ -255,7 +244,7 @@ def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
 
 
 def _of_records(run: Run, path: Path) -> list[Row]:
-    columns = run.columns_of(path, list(COLUMNS))
+    columns = run.columns_of(path, SCHEMA.names)
     if columns is None:
         return []
     rows = []
@@ -281,13 +270,24 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             values={name: _per_token(at[name], size) for name in PER_TOKEN if name in at},
         )
         row.columns = _columns_of(row, at, size)
-        credit = live_credit(row)
-        if len(credit):
-            row.credit = number(float(credit.sum() if row.trained else credit.mean()))
-        elif not any(row.columns["live"]):
-            row.credit = 0.0
+        row.trained = {"advantage", "weight"} <= row.values.keys()
+        credit_L = live_credit(row)
+        row.credit = number(float(credit_L.sum()))
+        row.has_signal = bool(numpy.nan_to_num(credit_L).any())
         rows.append(row)
     return rows
+
+
+def live_credit(row: Row) -> Numbers:
+    """What each live token gets: advantage times weight; its part in the mean of the last advantages before that."""
+    live = numpy.array(row.columns["live"], bool)
+    credit_T = numpy.full(len(live), numpy.nan)
+    if row.trained:
+        credit_T = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
+    elif row.stages:
+        credit_T = row.stages[-1][1] / numpy.float64(max(live.sum(), 1))
+    credit_L: Numbers = credit_T[live]
+    return credit_L
 
 
 def _columns_of(row: Row, at: Mapping[str, Any], size: int) -> dict[str, list[int]]:
@@ -332,18 +332,6 @@ def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
     return found
 
 
-def live_credit(row: Row) -> Numbers:
-    """What each live token gets: advantage times weight; the last advantage if the row has not been trained on."""
-    if row.trained:
-        of_tokens = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
-    elif row.stages:
-        of_tokens = row.stages[-1][1].astype(numpy.float64)
-    else:
-        return numpy.zeros(0)
-    credit: Numbers = of_tokens[numpy.array(row.columns["live"], bool)]
-    return credit
-
-
 # ---------------------------------------------------------------------------------------------- TRL's tables
 
 
@@ -351,9 +339,8 @@ def _of_table(run: Run, path: Path) -> list[Row]:
     columns = run.columns_of(path)
     if columns is None:
         return []
-    metrics = run.keys()
-    logged = {key.split("/")[1] for key in metrics if key.startswith("rewards/") and key.count("/") == 2}
-    rewards = [name for name in columns if name in logged]
+    logged = run.keys()
+    rewards = [name for name in columns if f"rewards/{name}/mean" in logged]
     outcomes = [name for name in columns if name.endswith(OUTCOME_SUFFIX)]
     prompts = [plain_text(prompt) for prompt in columns["prompt"]]
     rows = []
@@ -372,6 +359,7 @@ def _of_table(run: Run, path: Path) -> list[Row]:
                 rewards={name: number(at[name]) for name in rewards},
                 reward=None,  # the table has no weights
                 credit=number(at["advantage"]),
+                has_signal=bool(number(at["advantage"])),
                 outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name]) for name in outcomes if at[name]},
             )
         )

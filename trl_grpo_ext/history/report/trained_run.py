@@ -6,7 +6,6 @@ a sentence, never an error.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.calls import unique_names
+from ...records.checkpoint_state import STATE, checkpoint_steps
 from ...records.log import LOG_FILE as LOG
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
@@ -21,12 +21,10 @@ from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
 from .. import run_files as files
 
-STATE = "trainer_state.json"
 LARGEST_NUMBER = 1e100
 """Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
 
 History = list[dict[str, Any]]
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 
 @dataclass(frozen=True)
@@ -81,30 +79,25 @@ def load_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     known = (LOG, STATE, SETTINGS, MANIFEST, files.RECORDS, files.COMPLETIONS)
-    if not folder.is_dir() or not (any((folder / name).exists() for name in known) or _checkpoints(folder)):
+    if not folder.is_dir() or not (any((folder / name).exists() for name in known) or checkpoint_steps(folder)):
         raise ConfigurationError(f"No training data found in {str(folder)!r}. Name the output_dir of a training.")
     missing: list[str] = []
     note = missing.append
-    history = _history(folder, note)
-    if not history:
-        note(f"There is neither {LOG} nor {STATE} with a history of metrics in {folder}, so there are no curves.")
-    records = sorted((folder / files.RECORDS).glob("step_*.parquet"), key=files.step_of)
-    completions = sorted((folder / files.COMPLETIONS).glob("completions_*.parquet"), key=files.step_of)
-    if not records:
-        note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
-    if not records and not completions:
-        note(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
-    settings = _recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(files.read_json(path)), note)
-    return Run(
+    run = Run(
         folder=folder,
         name=folder.resolve().name or str(folder),
-        history=history,
-        settings=settings or {},
+        history=_history(folder, note),
+        settings=_recorded(folder / SETTINGS, "hyper-parameters", lambda p: from_plain(files.read_json(p)), note) or {},
         manifest=_recorded(folder / MANIFEST, "plugins", Manifest.read, note),
-        records=records,
-        completions=completions,
+        records=sorted((folder / files.RECORDS).glob("step_*.parquet"), key=files.step_of),
+        completions=sorted((folder / files.COMPLETIONS).glob("completions_*.parquet"), key=files.step_of),
         missing=missing,
     )
+    if not run.history:
+        note(f"There is neither {LOG} nor {STATE} with a history of metrics in {folder}, so there are no curves.")
+    if not run.records:
+        note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
+    return run
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -126,12 +119,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """The newest first."""
-    named = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
-    return [entry for _, entry in sorted(named, reverse=True)]
-
-
 def _history(folder: Path, note: files.Say) -> History:
     """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
     found: History = []
@@ -140,7 +127,7 @@ def _history(folder: Path, note: files.Say) -> History:
             found = _entries(files.read_json_lines(folder / LOG, bad=note))
         except files.UnreadableError as error:
             note(str(error))
-    for place in [folder, *_checkpoints(folder)]:
+    for place in [folder, *(folder / f"checkpoint-{step}" for step in checkpoint_steps(folder))]:
         if not found and (place / STATE).is_file():
             try:
                 content = files.read_json(place / STATE)

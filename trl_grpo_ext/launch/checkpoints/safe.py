@@ -8,9 +8,8 @@ checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs uncha
     written     every rank has written its part
     published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
-So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write raises at once, and
-the launcher ends the others. Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed
-that writes on after its call returns.
+So at any moment `checkpoint-N` is absent, the earlier one, or complete. Not covered: `save_model` to `output_dir`
+itself, and a checkpoint engine of DeepSpeed that writes on after its call returns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
 The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so a signal to one
-rank stops all at the same step. A signal during generation, saving or an evaluation waits for the end of the step, and
-with `resample` for that of the generation batch, inside which no run can resume. The evaluation of that step is left
-out, by the resumed run too. A signal after the last step goes to the earlier handler.
+rank stops all at the same step; with `resample`, at the end of the generation batch, inside which no run can resume.
+The evaluation of that step is left out. A signal after the last step goes to the earlier handler.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
 different steps; and it saves weights without the step's gradients, while the data has moved on.
@@ -28,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def exit_status(number: int) -> int:
-    """The exit status of a script that a signal ended: 128 plus its number, as in shells (SIGTERM: 143).
-
-    Not 0, because the training is not finished: torchrun with `--max-restarts`, or a scheduler, would think it was.
-    """
+    """The exit status of a script that a signal ended: 128 plus its number, as in shells, for it is not finished."""
     return 128 + number
 
 

@@ -25,8 +25,3 @@ class Machine:
     gpu_bytes: int | None = None  # of each
     machines: int | None = None
     assumed: bool = False  # the launch needs GPUs, and none is here
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether another machine than this one is described."""
-        return self.gpus is not None or self.gpu_bytes is not None

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ...credit.flow import plugin_label
 from ...guard.untrusted import one_line
 from ..engine import launched_engine
@@ -49,13 +51,13 @@ class Case:
     def engine(self) -> str:
         """What the launcher and the arguments ask for."""
         name = launched_engine({**os.environ, **self.launch.environment}, self.args) or "fsdp2"
-        return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
+        replicas = self.launch.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
+        return f"{name}_hybrid" if name == "fsdp2" and replicas else name
 
     @property
     def dtype(self) -> str:
         """Data type of the loaded weights; TRL's default is float32, and `auto` the checkpoint's own."""
-        given = self.model_settings.get("dtype", "float32")
-        return str("auto" if given is None else given).removeprefix("torch.")
+        return str(self.model_settings.get("dtype", "float32") or "auto").removeprefix("torch.")
 
     @property
     def keeps_adapters_in_float32(self) -> bool:
@@ -64,16 +66,14 @@ class Case:
 
     def described(self, trainer: Any) -> str:
         """The run in one line."""
-        count = self.launch.processes
-        machines = f" on {self.launch.machines} machines" if self.launch.machines > 1 else ""
-        model = self.model or "no model is named"
+        launch = self.launch
+        machines = f" on {launch.machines} machines" if launch.machines > 1 else ""
+        processes = f"{launch.processes} process{'es' * (launch.processes != 1)}{machines}"
+        size = "" if self.sizes is None else f", {self.sizes.parameters:,} parameters"
         weights = f"LoRA of rank {getattr(self.peft_config, 'r', '?')}" if self.uses_adapters else "all weights"
-        parts = [
-            f"{self.engine}, {count} process{'es' * (count != 1)}{machines} ({self.launch.name})",
-            type(trainer).__name__,
-            f"{model}, {self.sizes.parameters:,} parameters" if self.sizes is not None else model,
-            f"{weights}, on {self.bits}-bit weights" if self.bits else weights,
-        ]
+        quantised = f", on {self.bits}-bit weights" if self.bits else ""
+        parts = [f"{self.engine}, {processes} ({launch.name})", type(trainer).__name__]
+        parts += [f"{self.model or 'no model is named'}{size}", f"{weights}{quantised}"]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
         for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
@@ -90,7 +90,7 @@ def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, 
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
     facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
-    unknown = []
+    unknown: list[Problem] = []
     try:
         unknown += _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module
@@ -129,9 +129,7 @@ def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) 
 
 def _devices(machine: Machine) -> tuple[int, ...]:
     """Bytes of each GPU; 0 where another machine's were not given."""
-    import torch
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if machine.elsewhere or machine.assumed:
+    if machine.gpus is not None or machine.gpu_bytes is not None:
         return (machine.gpu_bytes or 0,) * count
     return tuple(int(torch.cuda.get_device_properties(index).total_memory) for index in range(count))

@@ -23,8 +23,7 @@ from .launch import Launch, read_command
 from .memory import Memory
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
-_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
-"""Most severe first."""
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}  # by severity
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Examination:
 
 
 def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_length: int = 256) -> Examination:
-    """Examine the run that this command line starts, on this machine or the one described.
-
-    The launcher and the script each run in a process of their own; `prompt_length` is the longest prompt's tokens.
+    """Examine the run that a command line starts, on this machine or another; its script runs in its own process.
 
     Raises:
         ConfigurationError: The words name no launcher, script or file.
@@ -87,7 +84,7 @@ def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
     if not _hub_answers():
         environment["HF_HUB_OFFLINE"] = "1"  # else every file is asked for again and again, for minutes
     words = [sys.executable, "-m", f"{__package__}.{module}", *map(str, paths)]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(words, env=environment, errors="replace", check=False, **streams)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return "\n".join(lines[-8:])
@@ -150,7 +147,7 @@ def render(examination: Examination, console: Console) -> None:
         console.print(Text(f"{known}--gpus and --gpu_memory say what there is (--gpus 0: none)."))
     if examination.unreached and examination.said:
         console.print(Text(printable(examination.said), style="dim"))
-    memory = "" if examination.memory is None else examination.memory.described
-    for label, said in (("run", examination.described), ("memory", memory)):
+    lines = {"run": examination.described, "memory": examination.memory and examination.memory.described}
+    for label, said in lines.items():
         if said:
             console.print(Text.assemble((f"{label}: ", "bold"), one_line(said, 900)))

@@ -81,11 +81,6 @@ class Launch:
         divided = any(one.lower() in ("1", "true", "yes") for one in asked)
         return self.settings_alone or self.processes_per_machine > 1 or divided
 
-    @property
-    def is_hybrid(self) -> bool:
-        """FSDP within each machine, whose machines are replicas."""
-        return self.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
-
     def offloads(self, what: str) -> bool:
         """Whether DeepSpeed keeps the `optimizer` or the `param` on the CPU or a disk."""
         place = self.environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")
@@ -124,25 +119,26 @@ def read_command(words: Sequence[str]) -> Launch:
 class _Started(BaseException):
     """What a launcher would start."""
 
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+
 
 def read_launcher(launch: Launch) -> Launch:
     """Let the launcher read its command, and stop it where it would start processes; for a process of its own."""
     import accelerate.commands.launch as accelerate_launch
     import torch.distributed.run as torch_run
 
-    started: dict[str, Any] = {}
-    given: dict[str, Any] = {}
+    given: list[Any] = []
     command = accelerate_launch.launch_command
 
     def launch_command(args: Any) -> None:
-        given["args"] = args
+        given.append(args)
         command(args)
 
     def simple(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-        args = given["args"]
+        (args,) = given
         rest = tuple(words)[list(words).index(args.training_script) + 1 :]
-        started.update(script=args.training_script, words=rest, module=args.module, environment=dict(env))
-        raise _Started
+        raise _Started(script=args.training_script, words=rest, module=args.module, environment=dict(env))
 
     def torch_launch(args: Any) -> NoReturn:
         config, *_ = torch_run.config_from_args(args)
@@ -152,10 +148,9 @@ def read_launcher(launch: Launch) -> Launch:
         sizes = {"WORLD_SIZE": count * machines, "LOCAL_WORLD_SIZE": count, "GROUP_WORLD_SIZE": machines}
         master = {"MASTER_ADDR": args.master_addr or "127.0.0.1", "MASTER_PORT": args.master_port or 29500}
         variables = {name: str(value) for name, value in {**ranks, **sizes, **master}.items()}
-        started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
-        started.update(processes=count * machines, machines=machines, rendezvous=args.rdzv_backend)
-        started["environment"] = {**os.environ, **variables}
-        raise _Started
+        script = {"script": args.training_script, "words": tuple(args.training_script_args), "module": args.module}
+        job = {"processes": count * machines, "machines": machines, "rendezvous": args.rdzv_backend}
+        raise _Started(**script, **job, environment={**os.environ, **variables})
 
     accelerate_launch.launch_command = launch_command
     accelerate_launch.subprocess = SimpleNamespace(Popen=simple)
@@ -167,15 +162,14 @@ def read_launcher(launch: Launch) -> Launch:
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             point.load()()
-    except _Started:
-        args = given.get("args")
-        if args is not None:
-            started["asked_processes"] = args.num_processes or 1
-            started["file"] = _launch_file(args)
-            started["problems"] = tuple(unknown_keys(started["file"])) if started["file"] else ()
+    except _Started as started:
+        facts = started.facts
+        if given:
+            facts |= {"asked_processes": given[0].num_processes or 1, "file": _launch_file(given[0])}
+            facts["problems"] = tuple(unknown_keys(facts["file"])) if facts["file"] else ()
         ranked = any(word.startswith(("--machine_rank", "--machine-rank", "--node")) for word in launch.words)
-        changed = {name: value for name, value in started.pop("environment").items() if before.get(name) != value}
-        return dataclasses.replace(launch, environment=changed, ranked=ranked, **started)
+        changed = {name: value for name, value in facts.pop("environment").items() if before.get(name) != value}
+        return dataclasses.replace(launch, environment=changed, ranked=ranked, **facts)
     except SystemExit as stop:
         lines = [line for line in said.getvalue().splitlines() if line.strip()]
         why = lines[-1] if lines else f"it ended with {stop.code}"
@@ -183,16 +177,16 @@ def read_launcher(launch: Launch) -> Launch:
         why = f"{type(error).__name__}: {error}"
     renamed = what_to_write({name: "" for name in RENAMED if f"--{name}" in why}, ())  # which TRL's launcher passes on
     problem = Problem("error", "launch", one_line(f"{launch.launcher} stops: {why}", 900), " ".join(renamed))
-    return dataclasses.replace(launch, problems=(problem,), file=_launch_file(given["args"]) if given else None)
+    return dataclasses.replace(launch, problems=(problem,), file=_launch_file(given[0]) if given else None)
 
 
 def _launch_file(args: Any) -> str | None:
     """The launch file in use, the default one of this machine too."""
     from accelerate.commands.config import config_args
 
-    if args.config_file is not None:
-        return str(args.config_file)
-    return str(config_args.default_config_file) if Path(config_args.default_config_file).is_file() else None
+    if args.config_file is None and not Path(config_args.default_config_file).is_file():
+        return None
+    return str(args.config_file or config_args.default_config_file)
 
 
 def unknown_keys(path: str) -> list[Problem]:
@@ -228,15 +222,10 @@ def what_to_write(unknown: Mapping[str, object], known: Iterable[str]) -> list[s
     return sentences
 
 
-def main() -> None:
-    """Read the request's launch, and answer with what it was read as."""
-    launch, machine, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
+if __name__ == "__main__":
+    asked, machine, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     if machine.gpus is not None:
         import torch
 
         pretend.gpus(torch, machine.gpus, machine.gpu_bytes)
-    Path(sys.argv[2]).write_bytes(pickle.dumps(read_launcher(launch)))
-
-
-if __name__ == "__main__":
-    main()
+    Path(sys.argv[2]).write_bytes(pickle.dumps(read_launcher(asked)))

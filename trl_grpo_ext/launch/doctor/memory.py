@@ -45,10 +45,9 @@ class Memory:
         stages = ", ".join(f"{stage} {size / GB:.1f}" for stage, size in self.device_bytes.items())
         most = sorted(self.parts, key=lambda part: -self.parts[part])[:2]
         largest = " and ".join(f"{part} ({self.parts[part] / GB:.1f})" for part in most)
-        return (
-            f"about {self.peak / GB:.1f} GB for each process ({stages}), most of it {largest}; "
-            f"{self.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint. An estimate, never compared with a GPU."
-        )
+        process = f"about {self.peak / GB:.1f} GB for each process ({stages}), most of it {largest}"
+        checkpoint = f"{self.checkpoint_bytes / GB:.2f} GB on disk for a checkpoint"
+        return f"{process}; {checkpoint}. An estimate, never compared with a GPU."
 
 
 def estimate(case: Case, prompt_length: int = 256) -> Memory | None:

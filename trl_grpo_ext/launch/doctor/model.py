@@ -34,16 +34,12 @@ def shipped_config(name: str) -> Any | None:
     if (shape := _SHAPES.get(name.removesuffix("-Instruct"))) is None:
         return None
     family, sizes = shape
-    return AutoConfig.for_model(
-        **{"tie_word_embeddings": True, "dtype": "bfloat16", **family}, **dict(zip(_SIZES, sizes, strict=True))
-    )
+    usual = {"tie_word_embeddings": True, "dtype": "bfloat16"}
+    return AutoConfig.for_model(**{**usual, **family, **dict(zip(_SIZES, sizes, strict=True))})
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """A model's config from its folder, the hub's cache or this package; or None, and why there is none.
-
-    Runs no code of the model and uses no network.
-    """
+    """A model's config from its folder, the hub's cache or this package, or why there is none; its code is not run."""
     offline = {"local_files_only": True, "trust_remote_code": False}
     try:
         return AutoConfig.from_pretrained(model_name_or_path, revision=revision, **offline), ""
@@ -131,10 +127,10 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
             adapted: Any = peft.get_peft_model(model, peft_config)
     except (ValueError, TypeError, LookupError, RuntimeError, re.error) as error:
         return Adapters(0, one_line(error, 400))
-    targets = getattr(peft_config, "target_modules", None)
-    asked = [] if targets is None or isinstance(targets, str) else sorted(targets)
-    found = getattr(adapted, "targeted_module_names", [])
-    missing = [one for one in asked if not any(name == one or name.endswith(f".{one}") for name in found)]
+    targets = getattr(peft_config, "target_modules", None) or ()
+    asked = () if isinstance(targets, str) else sorted(targets)
+    found = [f".{name}" for name in getattr(adapted, "targeted_module_names", [])]
+    missing = [one for one in asked if not any(name.endswith(f".{one}") for name in found)]
     return Adapters(trainable_of(adapted), None, tuple(missing))
 
 

@@ -14,11 +14,10 @@ from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
 from . import Problem
 from .case import Case
 
-HARDLY_MOVES_BELOW = 1e-5
+_HARDLY_MOVES_BELOW = 1e-5
 """Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
-ADAPTERS_MOVE_FROM = 1e-4
-"""From this learning rate on, one step of Adam can change 9 of 10 entries of a `lora_A` in bfloat16, as PEFT starts it
-for layers of ordinary width."""
+_ADAPTERS_MOVE_FROM = 1e-4
+"""From this learning rate on, one step of Adam changes 9 of 10 entries of a `lora_A` in bfloat16 as PEFT starts it."""
 
 
 def problems_of(case: Case) -> list[Problem]:
@@ -33,8 +32,7 @@ def _of_launch(case: Case) -> Iterator[Problem]:
     if not case["use_cpu"] and 0 < gpus < here:
         what = f"{launch.name} starts {here} processes on each machine, which has {gpus} GPU(s)."
         yield Problem("error", "device", what, "Pass --num_processes.")
-    machines = case.machine.machines
-    if machines is not None and machines < launch.machines:
+    if (machines := case.machine.machines) is not None and machines < launch.machines:
         what = f"{launch.name} waits for {launch.machines} machines, and there are {machines}."
         yield Problem("error", "nodes", what, f"Pass --num_machines {machines}.")
     # TRL loads with device_map="auto" there, and then the Trainer takes it for model parallelism.
@@ -70,15 +68,13 @@ def _of_weights(case: Case) -> Iterator[Problem]:
         yield Problem("error", "qlora+fsdp", what, f"Write bnb_4bit_quant_storage: {case.dtype}.")
     rate = case["learning_rate"]
     in_half = case.model and case.engine in ("one_process", "ddp") and case.dtype in ("bfloat16", "auto")
-    if in_half and not case.uses_adapters and rate < HARDLY_MOVES_BELOW:
-        what = (
-            f"Weights in {case.dtype} (auto is mostly bfloat16) hardly move at learning_rate {rate:g} without master "
-            "weights: 1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32."
-        )
+    if in_half and not case.uses_adapters and rate < _HARDLY_MOVES_BELOW:
+        changed = "1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32"
+        what = f"Weights in {case.dtype} hardly move at learning_rate {rate:g} without master weights: {changed}."
         yield Problem("warning", "precision", what, "Write dtype: float32 and bf16: true; or use ZeRO or FSDP2.")
     # TRL casts QLoRA's adapters to bfloat16, Accelerate leaves them so under FSDP2, and the recipes cast them back.
     in_bfloat16 = case.bits and not case.engine.startswith("zero") and not case.keeps_adapters_in_float32
-    if in_bfloat16 and case.uses_adapters and rate < ADAPTERS_MOVE_FROM:
+    if in_bfloat16 and case.uses_adapters and rate < _ADAPTERS_MOVE_FROM:
         what = f"TRL casts QLoRA's adapters to bfloat16, where many steps of learning_rate {rate:g} are lost."
         yield Problem("warning", "qlora", what, "Cast them back to float32, as the recipes do, or use 1e-4 or more.")
     longest = case["max_completion_length"] or 0

@@ -32,7 +32,19 @@ def gpus(torch: Any, count: int, gpu_bytes: int | None) -> None:
         for name, answer in of_module.items():
             _answer(module, name, answer)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed asks the driver itself
-    _keep_models_where_they_are(torch)
+    move = torch.nn.Module.to
+
+    def to(module: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Models without weights cannot be moved to a GPU that is not here; a script that does so goes on."""
+        try:
+            return move(module, *arguments, **keywords)
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            if is_of_a_missing_gpu(error) or any(parameter.is_meta for parameter in module.parameters()):
+                return module
+            raise
+
+    torch.nn.Module.to = to
+    torch.nn.Module.cuda = lambda module, device=None: module
 
 
 def _answer(module: Any, name: str, answer: Any) -> None:
@@ -45,22 +57,6 @@ def _answer(module: Any, name: str, answer: Any) -> None:
         return answer
 
     setattr(module, name, answered)
-
-
-def _keep_models_where_they_are(torch: Any) -> None:
-    """A model without weights cannot be moved to a GPU that is not here; a script that does so goes on."""
-    move = torch.nn.Module.to
-
-    def to(module: Any, *arguments: Any, **keywords: Any) -> Any:
-        try:
-            return move(module, *arguments, **keywords)
-        except (AssertionError, RuntimeError, NotImplementedError) as error:
-            if is_of_a_missing_gpu(error) or any(parameter.is_meta for parameter in module.parameters()):
-                return module
-            raise
-
-    torch.nn.Module.to = to
-    torch.nn.Module.cuda = lambda module, device=None: module
 
 
 def is_of_a_missing_gpu(error: BaseException) -> bool:

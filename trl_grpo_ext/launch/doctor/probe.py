@@ -1,9 +1,8 @@
 """The user's script, run up to the construction of its trainer.
 
-`python -m trl_grpo_ext.launch.doctor.probe REQUEST ANSWER`. The script runs as under its launcher, as rank 0 and alone.
-Libraries are changed when it imports them, not before, so that what it sets before its imports still counts: no weights
-load, and the first trainer of transformers or TRL is examined in place of being initialised. Then the process ends,
-without the script's own `finally`.
+`python -m trl_grpo_ext.launch.doctor.probe REQUEST ANSWER`. The script runs as rank 0 and alone. Libraries are changed
+when it imports them, so that what it sets before still counts: no weights load, and the first trainer of transformers
+or TRL is examined in place of being initialised. Then the process ends, without the script's own `finally`.
 """
 
 import dataclasses
@@ -28,7 +27,6 @@ from .launch import RENAMED, Launch, what_to_write
 
 _UNREACHABLE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
 _OFFLINE = ("couldn't connect to", "can't reach", "couldn't reach", "offline mode", "cannot be downloaded")
-_FRAMEWORKS = ("trl", "transformers")
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -125,7 +123,7 @@ class _Probe:
         def new(cls: Any, *_: Any, **__: Any) -> Any:
             """Let the script's own class run, and stop where the frameworks' begins."""
             own = [one for one in cls.__mro__ if "__init__" in vars(one)]
-            owner = next(one for one in own if one.__module__.partition(".")[0] in _FRAMEWORKS)
+            owner = next(one for one in own if one.__module__.partition(".")[0] in ("trl", "transformers"))
             signature = inspect.signature(owner.__init__)
 
             def stop(trainer: Any, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -182,10 +180,9 @@ class _Probe:
         cause = error
         if isinstance(error, SystemExit):
             cause = error.__cause__ or error.__context__ or error
-        chain = []
-        while error is not None and error not in chain:
-            chain.append(error)
-            error = error.__cause__ or error.__context__
+        chain = [error]
+        while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and earlier not in chain:
+            chain.append(earlier)
         words = _said(cause)
         reached = f"The script stopped before its trainer: {words}"
         alone = "what follows is from its settings alone"
@@ -198,7 +195,10 @@ class _Probe:
             old = [name for name in RENAMED if re.search(rf"['\"`-]{name}\b", words)]
             fixes = what_to_write(dict.fromkeys(old, "") | unknown, _known_settings())
             subject = "settings" if unknown or old or isinstance(cause, ValueError) else "script"
-            self._add("error", subject, reached + _line_of(cause, str(self._launch.script)), *fixes)
+            script = Path(str(self._launch.script)).name
+            frames = traceback.extract_tb(cause.__traceback__)
+            lines = [f" ({script}, line {one.lineno})" for one in frames if Path(one.filename).name == script]
+            self._add("error", subject, reached + "".join(lines[-1:]), *fixes)
         if len(self._made) == 2:
             from .settings_alone import construct
 
@@ -237,9 +237,8 @@ class _Probe:
             self._add("warning" if fixes else "note", "settings", f"{names}: {what}.", *fixes)
         args = self._made.get("args")
         fields = dataclasses.fields(args) if args is not None else ()
-        given = [one.name for one in fields if getattr(args, one.name) != one.default]
-        said = [text for text in self._deprecated if any(f"`{name}`" in text for name in given)]
-        if said:
+        given = [f"`{one.name}`" for one in fields if getattr(args, one.name) != one.default]
+        if said := [text for text in self._deprecated if any(name in text for name in given)]:
             self._add("note", "settings", " ".join(dict.fromkeys(said)))
 
     def _finish(self, **found: Any) -> NoReturn:
@@ -271,11 +270,6 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _line_of(error: BaseException, script: str) -> str:
-    """The script's line that was running."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == Path(script).name]
-    return f" ({Path(script).name}, line {frames[-1].lineno})" if frames else ""
-
-
 if __name__ == "__main__":
-    _Probe(*pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])).run()
+    launched, machine, longest_prompt = pickle.loads(Path(sys.argv[1]).read_bytes())
+    _Probe(launched, machine, longest_prompt, Path(sys.argv[2])).run()
