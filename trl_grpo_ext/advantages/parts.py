@@ -128,8 +128,9 @@ class _Paid:
         self.missing_B_M = scored_B_M & ~placed_B_M & ~table.whole_B_M
         there_B_M = scored_B_M & ~self.missing_B_M
         known_N_3M = rollout.gather(torch.cat([self.scores_B_M, there_B_M.to(precise), weights_B_M], dim=1))
-        scores_N_M, are_there_N_M, weights_N_M = known_N_3M.split(count, dim=1)
-        there_N_M = are_there_N_M > 0
+        scores_N_M = known_N_3M[:, :count]
+        there_N_M = known_N_3M[:, count : 2 * count] > 0
+        weights_N_M = known_N_3M[:, 2 * count :]
 
         own_N_M = []
         expected_N_M = []
