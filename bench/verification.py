@@ -177,7 +177,7 @@ def throughput(rounds: int) -> None:
     theirs(warm_up)
     for reward in rewards.values():
         ours(reward, warm_up)
-    several = rewards[None]._verifier.pool.workers
+    several = rewards[None]._pool.workers
     title = "milliseconds per batch, best of the rounds"
     table = Table(
         "completions", "per reference", "batch", "TRL", "1 worker", f"{several} workers", "ratios", title=title

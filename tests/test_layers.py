@@ -18,11 +18,8 @@ KNOW_TRL = {"trainer", "asynchronous", "records", "history", "testing", "launch"
 """Rooms that may import TRL, transformers or accelerate, besides those whose plugins load models."""
 
 IN_CHILD_PROCESSES = {
-    "trl_grpo_ext.rewards._math.differences": {"math_verify", "sympy"},
-    "trl_grpo_ext.rewards._math.notation": {"latex2sympy2_extended"},
+    "trl_grpo_ext.rewards._math.references": {"latex2sympy2_extended"},
     "trl_grpo_ext.rewards._math.verification": {"antlr4", "math_verify", "latex2sympy2_extended", "sympy"},
-    "trl_grpo_ext.rewards._math.work": {"sympy"},
-    "trl_grpo_ext.rewards._sandbox.tests_process": {"pytest"},
 }
 """What modules import that only a process of their own loads."""
 

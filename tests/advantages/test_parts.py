@@ -360,7 +360,6 @@ def test_process_rewards_take_a_score_without_parts_for_one_step() -> None:
 def test_after_silence() -> None:
     offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
     assert after_silence(offsets, [2, 4, 5, 6, 7]) == [2, 3, 4, 6, 6]
-    assert after_silence([(0, 0), (0, 0)], [0]) == [1]
 
 
 def test_process_rewards_of_the_function_that_points_or_the_one_named_on_all_ranks() -> None:

@@ -143,7 +143,5 @@ def test_a_teacher_with_another_prompt_by_hand() -> None:
     assert row == pytest.approx([0.9, 1 + 0.5 * (math.exp(0.1) - 1), 1.1])
     (row,) = after_rollout(rollout, [-2.0], "rlsd", **weighed)
     assert row == pytest.approx([-2.2, -2 * (1 + 0.5 * (math.exp(-0.1) - 1)), -1.8])
-    (row,) = after_rollout(rollout, [0.0], "self_distilled", **weighed)
-    assert row == [0.0, 0.0, 0.0]
     with pytest.raises(ConfigurationError, match=r"'policy'.*prompt"):
         hook("teacher_log_ratio", teacher="policy")

@@ -33,7 +33,6 @@ def test_sizes_by_hand(name: str, parameters: dict[str, float], expected: list[l
     ("text", "ngram", "expected"),
     [
         ("abcxabcy", 3, "....abc."),  # the first occurrence is not punished
-        ("abcxabcy", 2, "....abc."),  # ab and bc
         ("abcabcabc", 3, "...abcabc"),  # bca, cab too
         ("aaaa", 3, ".aaa"),  # occurrences may overlap
         ("abxab", 2, "...ab"),  # at the very end

@@ -1,7 +1,6 @@
-"""What the CPU needs to run TRL's `AsyncGRPOTrainer`, and a worker that samples in this process when asked.
+"""What the CPU needs to run TRL's `AsyncGRPOTrainer`, and a worker that samples from its model when asked.
 
-TRL 1.16 asks for an attention kernel and the name of the GPU when it constructs a trainer; both are replaced here, and
-on a GPU nothing would be. The weights go nowhere, since this worker samples from the trainer's own model.
+TRL 1.16 asks for an attention kernel and the name of the GPU; both are replaced here, and on a GPU nothing would be.
 """
 
 import multiprocessing
@@ -20,28 +19,12 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker,
 from tests.support import Recorder, Run, prompts
 from trl_grpo_ext.asynchronous.trainer import AsyncGRPOExtTrainer
 
-CONTENT = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "# ",
-    "fields": {"content": {"close": "<eos>", "content": "text"}},
-}
-SETTINGS: dict[str, Any] = {
-    "bf16": False,
-    "disable_tqdm": True,
-    "gradient_accumulation_steps": 2,
-    "gradient_checkpointing": False,
-    "learning_rate": 1.0,
-    "max_completion_length": 10,
-    "max_grad_norm": 0.0,
-    "max_steps": 1,
-    "num_generations": 4,
-    "optim": "sgd",
-    "per_device_train_batch_size": 8,
-    "report_to": "none",
-    "save_strategy": "no",
-    "token_budget": 0,
-    "use_cpu": True,
-}
+FIELDS = {"content": {"close": "<eos>", "content": "text"}}
+CONTENT = {"defaults": {"role": "assistant"}, "start_anchor": "# ", "fields": FIELDS}
+SETTINGS: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
+SETTINGS |= {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 1}
+SETTINGS |= {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "gradient_checkpointing": False}
+SETTINGS |= {"max_completion_length": 10, "token_budget": 0}
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}# {% endif %}"
 
 
@@ -105,21 +88,17 @@ class HereWorker(AsyncRolloutWorker):
         super().__init__(**loop_kwargs)
         self.rollout_buffer = OnDemand(self.fill)
         self.metrics_queue = queue.Queue[Any]()
-        self.off_policy, self.generator = off_policy, torch.Generator().manual_seed(0)
+        self.off_policy = off_policy
+        self.generator = torch.Generator().manual_seed(0)
         self.asked: list[Any] = []
         self.sent: list[Any] = []
         self.model: Any = None
 
     def start(self) -> None:
-        self.loop = self._loop_cls(
-            **self._loop_kwargs,
-            rollout_buffer=self.rollout_buffer,
-            model_version_value=self._model_version_value,
-            heartbeat_value=self._heartbeat_value,
-            failed_event=self._failed_event,
-            exception_info_queue=self._exception_info_queue,
-            metrics_queue=self.metrics_queue,
-        )
+        shared = ("model_version_value", "heartbeat_value", "failed_event", "exception_info_queue")
+        own = {name: getattr(self, f"_{name}") for name in shared}
+        queues = {"rollout_buffer": self.rollout_buffer, "metrics_queue": self.metrics_queue}
+        self.loop = self._loop_cls(**self._loop_kwargs, **own, **queues)
         self.rows = self.loop._repeat_iterator()
 
     def stop(self) -> None: ...
@@ -166,7 +145,6 @@ class HereWorker(AsyncRolloutWorker):
         return []
 
     def sequences(self, prompt: list[int], new: list[int], logps: list[float]) -> list[TrainingSequence]:
-        """A conversation's training rows: one."""
         mask = [0] * len(prompt) + [1] * len(new)
         return [TrainingSequence(prompt + new, mask, [0.0] * len(prompt) + logps[: len(new)], "")]
 
@@ -184,7 +162,6 @@ class HereWorker(AsyncRolloutWorker):
         return ids, self.noisy(torch.cat(logps, dim=1))
 
     def noisy(self, logps: torch.Tensor) -> torch.Tensor:
-        """As if another policy had sampled."""
         return logps + self.off_policy * torch.randn(logps.shape, generator=self.generator)
 
 
@@ -200,7 +177,6 @@ def messages(count: int) -> Dataset:
 
 
 def letters(completions: list[Any], **columns: Any) -> list[float]:
-    """How many of the characters are digits."""
     return [sum(letter in "0123456789" for letter in said[0]["content"]) / 4.0 for said in completions]
 
 
@@ -236,23 +212,14 @@ def made(
             max_tokens=args.max_completion_length,
             **(worker or {}),
         )
-    trainer = trainer_class(
-        model=str(model),
-        reward_funcs=functions,
-        args=args,
-        train_dataset=data,
-        processing_class=tokenizer,
-        weight_transfer=weight_transfer or NoTransfer(),
-        **more,
-        **(given or {}),
-    )
-    if more:
+    more |= {"train_dataset": data, "processing_class": tokenizer, "weight_transfer": weight_transfer or NoTransfer()}
+    trainer = trainer_class(model=str(model), reward_funcs=functions, args=args, **more, **(given or {}))
+    if "rollout_worker" in more:
         more["rollout_worker"].model = trainer.model
     return trainer
 
 
 def train(model: Path, folder: Path, trainer_class: type = AsyncGRPOExtTrainer, **settings: Any) -> Run:
-    """Train, and keep gradients, logs and final weights."""
     trainer, recorder = made(model, folder, trainer_class, **settings), Recorder()
     trainer.add_callback(recorder)
     trainer.train()
@@ -261,5 +228,4 @@ def train(model: Path, folder: Path, trainer_class: type = AsyncGRPOExtTrainer, 
 
 
 def trls(model: Path, folder: Path, **settings: Any) -> Run:
-    """The same with TRL's own trainer."""
     return train(model, folder, AsyncGRPOTrainer, **settings)

@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
 import trl_grpo_ext
 from tests.asynchronous.support import made, without_cuda
-from tests.test_docs import ROOT
 from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.upstream import asynchronous as upstream
 
@@ -23,33 +21,8 @@ LISTED = {*upstream.ATTRIBUTES, *upstream.WORKER_ATTRIBUTES, *itertools.chain(*u
 def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in ("1.15.2", "1.17.0", "2.0"):
         monkeypatch.setattr(upstream, "version", lambda name, installed=installed: installed)
-        with pytest.raises(UpstreamError, match=rf"trl {installed} .* 1.16.x alone.*trl==1.16"):
+        with pytest.raises(UpstreamError, match=installed):
             upstream.check()
-
-
-LINES = {
-    ("async_rollout_worker.py", "1057"): "np.nansum",
-    ("async_rollout_worker.py", "1060 to 1069"): "scored_mask = ",
-    ("async_grpo_trainer.py", "400"): "yield {",
-    ("async_grpo_trainer.py", "1459"): "DataCollatorForRollout",
-    ("packing.py", "137"): 'sample["advantage"]',
-    ("async_grpo_trainer.py", "1505"): 'inputs["advantages"]',
-    ("async_grpo_trainer.py", "1537 to 1544"): "per_token_loss.sum()",
-    ("async_grpo_trainer.py", "1367"): "AsyncRolloutWorker(",
-    ("async_rollout_worker.py", "1257, 1274"): "def check_health",
-    ("async_grpo_trainer.py", "1866"): "first_untrained",
-    ("async_grpo_trainer.py", "610"): "groups_trained.update",
-}
-"""What stands in TRL's source where the page says so."""
-
-
-def test_the_pages_lines_are_those_of_trl() -> None:
-    page = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+\.py)` ([^|]+) \|", page, re.MULTILINE)
-    assert {*rows} == {*LINES}
-    for (file, lines), expected in LINES.items():
-        source = (Path(async_rollout_worker.__file__).parent / file).read_text(encoding="utf-8").splitlines()
-        assert expected in source[int(re.findall(r"\d+", lines)[0]) - 1]
 
 
 def test_what_is_gone_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +30,12 @@ def test_what_is_gone_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: py
     trainer = made(tiny_model, tmp_path)
     for gone in upstream.ATTRIBUTES:
         there = {name: getattr(trainer, name) for name in upstream.ATTRIBUTES if name != gone}
-        with pytest.raises(UpstreamError, match=f"attribute {gone} is gone"):
+        with pytest.raises(UpstreamError, match=gone):
             upstream.install_loop(SimpleNamespace(**there), object, {}, needed=False)
-    for owner, methods in upstream.METHODS.items():
-        for gone in methods:
-            monkeypatch.setattr(upstream, "METHODS", {type("Other", (), {}): {gone: methods[gone]}})
-            with pytest.raises(UpstreamError, match=rf"Other.*{gone}"):
-                upstream.check()
-            assert hasattr(owner, gone)
+    upstream.check()
+    monkeypatch.delattr(async_rollout_worker._AsyncRolloutLoop, "_push_metrics")
+    with pytest.raises(UpstreamError, match="_push_metrics"):
+        upstream.check()
 
 
 def test_every_private_name_of_trl_in_use_is_listed(

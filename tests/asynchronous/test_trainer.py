@@ -20,7 +20,7 @@ from tests.trainer.launch import on_two_ranks
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.asynchronous import trainer as ours
 from trl_grpo_ext.errors import ConfigurationError, PluginRunError
-from trl_grpo_ext.types import Forward, HookDeclaration, LossTerms, Parts, Rollout, TokenLossDeclaration
+from trl_grpo_ext.types import HookDeclaration, LossTerms, Parts, Rollout, TokenLossDeclaration
 
 MicroBatches = list[list[Any]]
 TREE, SHAPING = {"name": "prefix_tree"}, {"name": "entropy_shaping", "alpha": 0.05, "kappa": 2.0}
@@ -45,19 +45,12 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> MicroBatches:
     return seen
 
 
-# ------------------------------------------------------------------------------------- an independent computation
-
-
 def tokens(sample: Any) -> int:
     return int(sample["completion_mask"].sum())
 
 
 def first(sample: Any) -> int:
     return int(sample["completion_mask"].argmax())
-
-
-def written(sample: Any) -> int:
-    return len(sample["input_ids"]) - first(sample)
 
 
 def group_of(sample: Any, sent: list[Any]) -> tuple[list[Any], int]:
@@ -68,7 +61,6 @@ def group_of(sample: Any, sent: list[Any]) -> tuple[list[Any], int]:
 
 
 def normalised(rewards: Sequence[float]) -> list[float]:
-    """TRL's advantages."""
     mean = sum(rewards) / len(rewards)
     deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     return [(reward - mean) / (deviation + 1e-8) if deviation > 1e-12 else 0.0 for reward in rewards]
@@ -79,7 +71,7 @@ def by_group(value: Callable[[list[dict[str, float]]], list[float]]) -> Callable
 
     def advantages(sample: Any, sent: list[Any]) -> list[float]:
         group, place = group_of(sample, sent)
-        return [value([other.metrics for other in group])[place]] * written(sample)
+        return [value([other.metrics for other in group])[place]] * (len(sample["input_ids"]) - first(sample))
 
     return advantages
 
@@ -88,7 +80,7 @@ trls_advantages = by_group(lambda metrics: normalised([one["reward"] for one in 
 
 
 def by_prefix(sample: Any, sent: list[Any]) -> list[float]:
-    """The prefix tree's, by its definition: the mean reward after a token minus that before it."""
+    """The prefix tree's: the mean reward after a token minus that before it."""
     group, _ = group_of(sample, sent)
     texts = [other.input_ids[int(other.completion_mask.argmax()) :].tolist() for other in group]
     rewards = [other.metrics["reward"] for other in group]
@@ -165,18 +157,6 @@ class Short:
         return (10.0 - rollout.lengths_B) / 5.0
 
 
-class Counting:
-    """A forward hook with a state."""
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        return advantages_B_T
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-
 class Replacing:
     """A token loss in place of TRL's: without its clip, and with a number that travels from the rollout."""
 
@@ -193,14 +173,16 @@ def digits(completions: list[Any], **columns: Any) -> list[float]:
     return letters(completions)
 
 
+def equal(completions: list[Any], **columns: Any) -> list[float]:
+    return [0.1] * len(completions)
+
+
 def even(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
     return [None if ids[0] % 3 == 0 else float(len(ids) % 2) for ids in completion_ids]
 
 
 def weighted(metrics: list[dict[str, float]]) -> list[float]:
-    sums = [
-        0.5 * m["rewards/digits"] + 3.0 * (0.0 if math.isnan(m["rewards/even"]) else m["rewards/even"]) for m in metrics
-    ]
+    sums = [0.5 * m["rewards/digits"] + 3.0 * float(np.nan_to_num(m["rewards/even"])) for m in metrics]
     assert [m["reward"] for m in metrics] == pytest.approx(sums)
     return normalised(sums)
 
@@ -225,6 +207,7 @@ def parts_of(completions: list[Any], **columns: Any) -> list[Parts]:
     return [Parts({"start": (float(text[:1].isdigit()), (0, 1) if text else None)}) for text in texts]
 
 
+SQUARED = {"name": "squared_log_ratio", "coefficient": 1.0}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "weights of rewards": ({"reward_funcs": (digits, even)}, {"advantages": by_group(weighted)}),
     "a shaper": ({"advantage_hooks": [Short(), "leave_one_out"]}, {"advantages": by_group(with_short)}),
@@ -234,16 +217,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seq_mean_token_mean": ({"loss_aggregation": "seq_mean_token_mean"}, {"weight": seq_mean_token_mean}),
     "prompt_mean, token budget": ({"loss_aggregation": "prompt_mean", "token_budget": 60}, {"weight": prompt_mean}),
     "token_mean_step reduces": ({"loss_aggregation": "token_mean_step"}, {"weight": token_mean}),
-    "a token loss": (
-        {"token_losses": [{"name": "squared_log_ratio", "coefficient": 1.0}]},
-        {"further": squared},
-    ),
+    "a token loss": ({"token_losses": [SQUARED]}, {"further": squared}),
     "a token loss in place of TRL's": ({"token_losses": [Replacing()]}, {"further": unclipped}),
     "all of it": (
         {
             "advantage_hooks": [TREE, SHAPING],
             "loss_aggregation": "seq_mean_token_mean",
-            "token_losses": [{"name": "squared_log_ratio", "coefficient": 1.0}],
+            "token_losses": [SQUARED],
             "group_filter": "signal",
             "token_records": 8,
         },
@@ -259,9 +239,6 @@ def run(model: Path, folder: Path, given: dict[str, Any], **settings: Any) -> Ru
         names = [f"{__name__}:{function.__name__}" for function in functions]
         functions = load_rewards([{"name": names[0], "weight": 0.5}, {"name": names[1], "weight": 3.0}])
     return train(model, folder, given=given, reward_funcs=functions, token_budget=budget, **settings)
-
-
-# ------------------------------------------------------------------------------------------------------ the tables
 
 
 def test_nothing_selected_is_trls(tiny_model: Path, tmp_path: Path) -> None:
@@ -320,17 +297,10 @@ def test_gradients_do_not_depend_on_the_ranks(tiny_model: Path, tmp_path: Path) 
         assert max(map(relative_gap, of_rank, one)) < 1e-5
 
 
-# ------------------------------------------------------------------------------------------ filters, parts, refusals
-
-
 def test_a_filter_that_leaves_nothing_stops_the_run(tiny_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(ours, "MOST_DROPPED", 3)
-    with pytest.raises(PluginRunError, match="dropped 3 groups in a row: 'equal rewards'"):
-        run(tiny_model, tmp_path, {"group_filter": "signal", "reward_funcs": [nothing]})
-
-
-def nothing(completions: list[Any], **columns: Any) -> list[float]:
-    return [0.1] * len(completions)
+    with pytest.raises(PluginRunError, match="3 groups"):
+        run(tiny_model, tmp_path, {"group_filter": "signal", "reward_funcs": [equal]})
 
 
 @pytest.mark.slow
@@ -340,12 +310,10 @@ def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) 
     found = run(tiny_model, tmp_path, given, save_strategy="steps", save_steps=1)
     rows = pyarrow.parquet.read_table(tmp_path / "token_records" / "step_00001.parquet").to_pylist()
     assert len(rows) == 16
-    credited = [row for row in rows if any(row["advantage"])]
-    assert credited
+    assert any(any(row["advantage"]) for row in rows)
     for row in rows:
-        there = [
-            other["reward"] for other in rows if other["group"] == row["group"] and other["part_present"] == [True]
-        ]
+        group = [other for other in rows if other["group"] == row["group"]]
+        there = [other["reward"] for other in group if other["part_present"] == [True]]
         expected = [0.0] * len(row["token_ids"])
         if row["part_present"] == [True]:
             expected[0] = row["reward"] - np.mean(there)
@@ -354,10 +322,14 @@ def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) 
     assert found.logs[0]["parts/parts_of/start/mean"] > 0
 
 
+class Remembers(Short):
+    state_dict = load_state_dict = dict
+
+
 REFUSED: dict[str, Any] = {
     "batch_whitening.*beyond a group": {"advantage_hooks": ["batch_whitening"]},
     "kl_in_reward.*needs ref_logps": {"advantage_hooks": ["kl_in_reward"]},
-    "Counting.*has a state": {"advantage_hooks": [Counting()]},
+    "Remembers.*has a state": {"advantage_hooks": [Remembers(), "leave_one_out"]},
     "Short.*add an estimator": {"advantage_hooks": [Short()]},
     "self_distilled.*needs the teacher": {"advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]},
     "both replace": {"token_losses": [Replacing(), Replacing()]},
@@ -380,6 +352,6 @@ def test_a_worker_of_the_users_own(tiny_model: Path, tmp_path: Path, monkeypatch
 def test_forked_conversations_are_refused(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = support.HereWorker.sequences
     monkeypatch.setattr(support.HereWorker, "sequences", lambda *arguments: 2 * fork(*arguments))
-    with pytest.raises(ConfigurationError, match="did not become one training row"):
+    with pytest.raises(ConfigurationError, match="fork_threshold_tokens"):
         run(tiny_model, tmp_path, {"advantage_hooks": ["centred"]})
     assert math.isfinite(run(tiny_model, tmp_path, {}).logs[0]["loss"])

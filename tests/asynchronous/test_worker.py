@@ -32,7 +32,9 @@ class Server:
 
     def __init__(self, model: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa").eval()
-        self.lock, self.requests, self.last = threading.Lock(), 0, 10**9
+        self.lock = threading.Lock()
+        self.requests = 0
+        self.last = 10**9
         self.answers: list[list[int]] = []
         server = self
 
@@ -108,9 +110,7 @@ def run(model: Path, folder: Path, server: Server, **settings: Any) -> Any:
 class Here:
     """A reward that notes where it runs, and has nothing to say of every third prompt."""
 
-    def __call__(
-        self, completions: list[Any], answer: list[int], log_extra: Any, log_metric: Any, **columns: Any
-    ) -> list[float]:
+    def __call__(self, completions: Any, answer: Any, log_extra: Any, log_metric: Any, **columns: Any) -> list[float]:
         log_extra("Here_outcome", ["scored"] * len(completions))
         log_metric("process", os.getpid())
         return letters(completions) if answer[0] % 3 else [0.0] * len(completions)
@@ -158,7 +158,6 @@ def test_a_training(tiny_model: Path, tmp_path: Path, server: Server) -> None:
 
 
 def test_the_pages_example(tiny_model: Path, tmp_path: Path, server: Server, monkeypatch: Any) -> None:
-    # Of the page's code only the model is another; the settings that it leaves at their defaults are small ones.
     (code,) = blocks((ROOT / "docs" / "async.md").read_text(encoding="utf-8"), "python")
     assert 'model="Qwen/Qwen2.5-0.5B-Instruct"' in code
     code = code.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tiny_model))
@@ -175,13 +174,11 @@ def test_the_pages_example(tiny_model: Path, tmp_path: Path, server: Server, mon
     assert len(logs) == 2
     assert 0.1 < logs[0]["rewards/gsm8k_accuracy"] < 0.7
     assert logs[0]["reward"] == pytest.approx(logs[0]["rewards/gsm8k_accuracy"] + 0.2 * logs[0]["rewards/think_format"])
-    for hook in ("leave_one_out", "entropy_shaping"):
-        assert all(log[f"advantage/{hook}/mass_moved"] > 0 for log in logs)
-    # The report shows the run.
     assert invoke("report", tmp_path / "out").status == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    for shown in ("gsm8k_accuracy", "leave_one_out", "entropy_shaping", "token_mean"):
-        assert shown in page
+    for hook in ("leave_one_out", "entropy_shaping"):
+        assert all(log[f"advantage/{hook}/mass_moved"] > 0 for log in logs)
+        assert hook in page
 
 
 def kills(completions: list[Any], answer: list[int], **columns: Any) -> list[float]:

@@ -4,7 +4,6 @@
 do; `FORGERIES` do not solve the task of `SHAPES`, of which each has tests of another form, and want to be called right.
 """
 
-# The code of a pair is easier to read on one line.
 # ruff: noqa: E501
 import json
 import textwrap

@@ -16,7 +16,7 @@ def with_math_workers() -> Iterator[Callable[..., Any]]:
 
     def make(**parameters: Any) -> MathAccuracy:
         reward = MathAccuracy(**parameters)
-        reward._verifier.pool = owner._verifier.pool
+        reward._pool = owner._pool
         return reward
 
     yield make

@@ -11,6 +11,8 @@ def _box(content: str) -> str:
 
 _MATRIX = "\\\\".join("&".join(f"x^{{{row}}}+{column}" for column in range(50)) for row in range(50))
 
+_DETERMINANT = "\\\\".join("&".join(f"a_{{{row}{column}}}" for column in range(9)) for row in range(9))
+
 _TABLE = r"""
 9^{9^{9^9}} ¦ 9^{9^{9^{9^{9}}}} ¦ \dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}
 2^{2^{2^{2^{2^2}}}} - 1 ¦ 9^{999999999} ¦ 10^{10^{10}} + 1 ¦ (1+10^{-9})^{10^{9}} ¦ 7^{7^{7^7}} \mod 100
@@ -26,21 +28,12 @@ _TABLE = r"""
 _IN_A_BOX: list[str] = [
     *(content for line in _TABLE.strip().splitlines() for content in line.split(" ¦ ")),
     # nesting, long numbers and long lists
-    _nested("2^{", "2", "}", 60),
-    _nested("x^{", "x", "}", 90),
-    _nested("\\frac{1}{1+", "1", "}", 95),
-    _nested("\\frac{1}{1+", "1", "}", 1000),
-    _nested("\\sqrt{1+", "2", "}", 99),
-    _nested("\\sqrt{1+", "2", "}", 3000),
-    _nested("(", "1", ")", 99),
-    _nested("(", "1", ")", 20_000),
-    _nested("\\left(", "1", "\\right)", 90),
-    _nested("[", "1", "]", 500),
-    _nested("\\{", "1", "\\}", 5000),
-    "{" * 50_000,
-    _nested("-(", "x", ")", 80),
-    "9" * 4_000,
-    "9" * 200_000,
+    *(_nested(opening, opening[0], "}", depth) for opening, depth in (("2^{", 60), ("x^{", 90))),
+    *(_nested("\\frac{1}{1+", "1", "}", depth) for depth in (95, 1000)),
+    *(_nested("\\sqrt{1+", "2", "}", depth) for depth in (99, 3000)),
+    *(_nested("(", "1", ")", depth) for depth in (99, 20_000)),
+    *(_nested("\\left(", "1", "\\right)", 90), _nested("[", "1", "]", 500), _nested("\\{", "1", "\\}", 5000)),
+    *("{" * 50_000, _nested("-(", "x", ")", 80), "9" * 4_000, "9" * 200_000),
     "0." + "3" * 1_900,
     "-" * 5_000 + "1",
     ",".join(str(number) for number in range(5_000)),
@@ -50,9 +43,7 @@ _IN_A_BOX: list[str] = [
     "1" + " \\pm 1" * 60,
     "<".join(f"x_{{{number}}}" for number in range(500)),
     "\\begin{pmatrix}" + _MATRIX + "\\end{pmatrix}",
-    "\\det\\begin{pmatrix}"
-    + "\\\\".join("&".join(f"a_{{{r}{c}}}" for c in range(9)) for r in range(9))
-    + "\\end{pmatrix}",
+    "\\det\\begin{pmatrix}" + _DETERMINANT + "\\end{pmatrix}",
     "\u0000" * 1_000 + "18",
     "\ud800\udfff\udc80" * 300,
     "١٨ + अठारह + 十八 + \u202e81\u202c" * 20,

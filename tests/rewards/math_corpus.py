@@ -146,13 +146,10 @@ ANSWERS: list[tuple[str, str]] = [
     for content in contents.split(" ¦ ")
 ]
 ANSWERS += [
-    ("\uff12", "2"),
-    ("2", "\uff12"),
+    *(("\uff12", "2"), ("2", "\uff12"), ("", "18"), ("18", " ")),
     ("48/2 = 24 clips in May.\n48+24 = 72 clips altogether.\n#### 72", "72"),
     ("48/2 = <<48/2=24>>24 clips in May.\n#### 1,072", "1072"),
     ("She earns $18 a day, so $36 in two.\n#### 36", "36"),
-    ("", "18"),
-    ("18", " "),
 ]
 
 # By reference, completions.
@@ -175,9 +172,7 @@ _COMPLETIONS: dict[str, list[str]] = {
         "\u043e\u0442\u0432\u0435\u0442 \\boxed{18} \u0440\u0443\u0431\u043b\u0435\u0439",
     ],
     "0.18": ["$\\boxed{18}$%"],
-    "$17,18$": [
-        *("\\boxed{17} and \\boxed{18}", "$\\boxed{17}$ and $\\boxed{18}$"),
-    ],
+    "$17,18$": ["\\boxed{17} and \\boxed{18}", "$\\boxed{17}$ and $\\boxed{18}$"],
     "$\\frac{3}{4}$": [
         *("so $p = \\frac{1}{4}$ and the answer is \\boxed{\\frac{3}{4}}", "The answer is \\frac{3}{4}"),
         "\\[ \\boxed{\\frac{3}\n{4}} \\]",

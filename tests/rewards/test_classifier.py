@@ -46,15 +46,12 @@ def test_classifier_score_is_the_labels_softmax(kind: str, request: pytest.Fixtu
     wanted = logits_one_by_one(folder, TEXTS).softmax(dim=-1)
     for label in range(3):
         ours = wanted[:, label].tolist()
-        assert scored(Classifier(folder, label=LABELS[label]), TEXTS) == pytest.approx(ours, abs=1e-6)
         signed = scored(Classifier(folder, label=label, sign=-2.0), TEXTS)
         assert signed == pytest.approx([-2 * x for x in ours], abs=1e-6)
         assert max(ours) - min(ours) > 0.05  # the texts do differ
-    toxic = wanted[:, LABELS.index("toxic")].tolist()
-    for batch_size in (1, 2, 3, 32):
-        reward = Classifier(folder, label="toxic", batch_size=batch_size)
-        assert scored(reward, TEXTS) == pytest.approx(toxic, abs=1e-6)
-        assert scored(reward, TEXTS[::-1]) == pytest.approx(toxic[::-1], abs=1e-6)
+        for size in (1, 3, 32):
+            reward = Classifier(folder, label=LABELS[label], batch_size=size)
+            assert scored(reward, TEXTS[::-1]) == pytest.approx(ours[::-1], abs=1e-6)
 
 
 def test_classifier_multi_label_has_sigmoids(tmp_path: Path, tiny_model: Path) -> None:
@@ -76,11 +73,9 @@ def test_messages_are_read_and_prompts_go_before_when_asked_for(bert: Path) -> N
     answers = [[{"role": "assistant", "content": text}] for text in TEXTS]
     assert scored(Classifier(bert, label=1), answers) == scored(Classifier(bert, label=1), TEXTS)
     reward = Classifier(bert, label=1, text="prompt_and_completion")
-    wanted = logits_one_by_one(bert, [f"ask {text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
-    assert scored(reward, TEXTS, prompts=["ask "] * len(TEXTS)) == pytest.approx(wanted, abs=1e-6)
-    prompts = [[{"role": "user", "content": "ask"}]] * len(TEXTS)
-    wanted = logits_one_by_one(bert, [f"ask\n{text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
-    assert scored(reward, answers, prompts=prompts) == pytest.approx(wanted, abs=1e-6)
+    for prompt, start, said in (("ask ", "ask ", TEXTS), ([{"role": "user", "content": "ask"}], "ask\n", answers)):
+        wanted = logits_one_by_one(bert, [f"{start}{text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
+        assert scored(reward, said, prompts=[prompt] * len(TEXTS)) == pytest.approx(wanted, abs=1e-6)
     with pytest.raises(RewardError, match="'prompts'"):
         scored(reward, TEXTS)
 
@@ -124,51 +119,31 @@ def test_classifier_loads_once_and_pickles_without(bert: Path) -> None:
     scored(first, ["a"])
     scored(second, ["a"])
     assert classifier._load.cache_info().misses == 1
-    model, _ = classifier._load(*first._source)
-    assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
     pickled = pickle.dumps(first)
     assert len(pickled) < 1000
     assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)
 
 
 def test_classifier_refuses_unknown_labels(bert: Path) -> None:
-    for label in ("Toxic", 3, -1):
-        with pytest.raises(
-            ConfigurationError, match=r"no label .*its labels are \{0: 'harmless', 1: 'toxic', 2: 'rude'"
-        ):
+    for label in ("Toxic", 3, -1, None):
+        with pytest.raises(ConfigurationError, match="'toxic'"):
             scored(Classifier(bert, label=label), ["a"])
-    with pytest.raises(ConfigurationError, match="label"):
-        scored(Classifier(bert), ["a"])
 
 
-def test_a_model_without_a_trained_head_is_refused(tmp_path: Path, bert: Path) -> None:
+def test_a_model_without_a_trained_head_or_finite_scores_is_refused(tmp_path: Path, bert: Path) -> None:
     AutoModel.from_pretrained(bert).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    with pytest.raises(RewardError, match=r"\['classifier.bias', 'classifier.weight'\]"):
+    with pytest.raises(RewardError, match="weight"):
         scored(Classifier(tmp_path, label=0), ["a"])
-
-
-def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, bert: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(bert)
     model.classifier.bias.data.fill_(math.nan)
     model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    with pytest.raises(RewardError, match=r"nan .*row 0"):
+    with pytest.raises(RewardError, match="row 0"):
         scored(Classifier(tmp_path, label=0), ["a"])
 
 
-class ZeRO3:
-    """What transformers keeps of DeepSpeed's settings."""
-
-    config: dict[str, Any] = {}  # noqa: RUF012
-
-    def is_zero3(self) -> bool:
-        return True
-
-
 def test_it_is_not_cut_over_the_ranks_under_zero_3(bert: Path) -> None:
-    settings = ZeRO3()
+    settings = type("ZeRO3", (), {"config": {}, "is_zero3": lambda self: True})()  # what transformers keeps of it
     classifier._load.cache_clear()
     deepspeed.set_hf_deepspeed_config(settings)
     try:

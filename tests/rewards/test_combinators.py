@@ -38,16 +38,10 @@ def spanned(first: Sequence[float | None], **columns: Any) -> list[float | None]
 
 
 def scored(reward: Reward, first: Sequence[float | None], second: Sequence[Any] = (), **columns: Any) -> Any:
-    second = second or [0.0] * len(first)
-    rows = len(first)
-    return reward(
-        prompts=["?"] * rows,
-        completions=[str(row) for row in range(rows)],
-        completion_ids=[[row] for row in range(rows)],
-        first=first,
-        second=second,
-        **columns,
-    )
+    rows = [str(row) for row in range(len(first))]
+    ids = [[int(row)] for row in rows]
+    own = {"first": first, "second": second or [0.0] * len(first)}
+    return reward(prompts=rows, completions=rows, completion_ids=ids, **own, **columns)
 
 
 _scores = st.none() | st.floats(-100, 100)
@@ -55,25 +49,22 @@ _columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])
 
 
 def test_weighted_is_the_sum_over_those_that_said_something() -> None:
-    reward = Weighted([first, second], weights=[2.0, -0.5])
-    nan = math.nan
-    assert scored(reward, [1.0, None, 3.0, None, nan], [4.0, 4.0, None, None, 2.0]) == [0.0, -2.0, 6.0, None, -1.0]
-
-
-def test_weighted_takes_the_weights_of_selections() -> None:
+    weighted = Weighted([first, second], weights=[2.0, -0.5])
+    scores = scored(weighted, [1.0, None, 3.0, None, math.nan], [4.0, 4.0, None, None, 2.0])
+    assert scores == [0.0, -2.0, 6.0, None, -1.0]
     [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
     assert reward.weights == [1.0, 0.25]
-    assert Weighted(RewardList([first, second], [3.0, 1.0])).weights == [3.0, 1.0]
-    with pytest.raises(ConfigurationError, match=r"\[3.0, 1.0\].*weights=\[1, 1\]"):
+    with pytest.raises(ConfigurationError, match="weights"):
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
 
 def test_weighted_has_the_parts_of_its_rewards_and_what_has_none_as_parts() -> None:
     [score, silent, plain] = scored(Weighted([spanned, second], [2.0, -1.0]), [3.0, None, 1.0], [1.0, None, None])
-    of_spanned = lambda score: (Part("spanned/a", score, 1.0, (HERE,)), Part("spanned/b", None, 2.0, (WHOLE,)))  # noqa: E731
-    assert (score, score.parts) == (5.0, (*of_spanned(3.0), Part("second", -1.0, 1.0, (WHOLE,))))
+    unsaid = Part("spanned/b", None, 2.0, (WHOLE,))
+    own, other = Part("spanned/a", 3.0, 1.0, (HERE,)), Part("second", -1.0, 1.0, (WHOLE,))
+    assert (score, score.parts) == (5.0, (own, unsaid, other))
     assert silent is None
-    assert (plain, plain.parts) == (2.0, of_spanned(1.0))
+    assert (plain, plain.parts) == (2.0, (Part("spanned/a", 1.0, 1.0, (HERE,)), unsaid))
     assert not isinstance(scored(Weighted([first]), [1.0])[0], Parts)
 
 
@@ -86,17 +77,12 @@ def test_gated_counts_only_where_the_gate_holds() -> None:
     assert (type(outside), outside) == (float, 0.0)
 
 
-def test_product_is_none_where_any_is_none_even_beside_a_zero() -> None:
+def test_product_is_none_where_any_is_none_and_scales_parts() -> None:
     reward = Product([first, second])
     assert scored(reward, [2.0, 0.0, None, 0.0, None], [3.0, 5.0, 2.0, None, None]) == [6.0, 0.0, None, None, None]
-
-
-def test_product_scales_the_parts_by_the_other_rewards_and_takes_weights_as_factors() -> None:
     [score] = scored(Product(RewardList([spanned, second], [2.0, 1.0])), [2.0], [5.0])
-    assert (score, score.parts) == (
-        20.0,
-        (Part("spanned/a", 20.0, 0.5, (HERE,)), Part("spanned/b", None, 1.0, (WHOLE,))),
-    )
+    assert score == 20.0
+    assert score.parts == (Part("spanned/a", 20.0, 0.5, (HERE,)), Part("spanned/b", None, 1.0, (WHOLE,)))
     assert scored(Product(RewardList([first, second], [0.5, 4.0])), [3.0], [5.0]) == [30.0]
 
 
@@ -117,23 +103,18 @@ def test_per_column_calls_each_reward_once() -> None:
         calls.append((completions, extra, other, columns["trainer_state"]))
         return [1.0] * len(completions)
 
-    reward = PerColumn("task", {"x": note, "y": note})
-    state = ("not", "a", "column")
-    columns = {"task": ["x", "z", "x"], "extra": ["p", "q", "r"], "other": "abc", "trainer_state": state}
+    columns = {"task": ["x", "z", "x"], "extra": ["p", "q", "r"], "other": "abc", "trainer_state": (1, 2, 3)}
     with pytest.warns(UserWarning, match="'z'"):
-        assert scored(reward, [0.0, 0.0, 0.0], **columns) == [1.0, None, 1.0]
-    assert calls == [(["0", "2"], ["p", "r"], "abc", state)]
+        assert scored(PerColumn("task", {"x": note, "y": note}), [0.0] * 3, **columns) == [1.0, None, 1.0]
+    assert calls == [(["0", "2"], ["p", "r"], "abc", (1, 2, 3))]
 
 
-@pytest.mark.parametrize(("key", "value"), [(1, "1"), ("1", 1), (True, "True"), (True, True), (None, None), (2.5, 2.5)])
-def test_values_are_compared_as_text(key: Any, value: Any) -> None:
-    assert scored(PerColumn("task", {key: first}), [3.0], task=[value]) == [3.0]
-
-
-def test_values_without_a_reward_are_counted_and_warned_of() -> None:
+def test_values_are_compared_as_text_and_those_without_a_reward_counted() -> None:
+    for key, value in ((1, "1"), ("1", 1), (True, True), (None, None)):
+        assert scored(PerColumn("task", {key: first}), [3.0], task=[value]) == [3.0]
     metrics = []
     columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
-    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'.*\['a'\]"):
+    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'"):
         scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
     assert scores == [None, 1.0, None, None]
     with warnings.catch_warnings():
@@ -141,9 +122,6 @@ def test_values_without_a_reward_are_counted_and_warned_of() -> None:
         scored(PerColumn("task", {"a": first}, default=second), [1.0], task=["c"], **columns)
         scored(PerColumn("task", {"a": first}), [1.0], task=["a"], **columns)
     assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 1.0, 0.0)]
-    with pytest.warns(UserWarning, match="100 values") as caught:
-        scored(PerColumn("task", {"a": first}), [1.0] * 100, task=[f"{row:03}" for row in range(100)])
-    assert len(str(caught[0].message)) < 400
 
 
 def test_per_column_keeps_logs_and_parts_in_rows() -> None:

@@ -11,15 +11,12 @@ from trl_grpo_ext.rewards.formats import tag_format, think_format
 from trl_grpo_ext.types import Parts
 
 GOOD = [
-    *("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", "<think>a</think>18", "<think></think>18"),
-    *("<think>a</think>b</think>18", "<think>a</think>18</think>", "<think>a</think>\x00"),
+    *("<think>\na\n</think>\n18", "<think></think>18", "<think>a</think>b</think>18", "<think>a</think>\x00"),
     "<think>a < b > c </ think></think><answer>18</answer>",
 ]
 BAD = [
-    *("", "18", "<think>a", "<think>a 18", "a</think>18", "</think>a<think>18", " <think>a</think>18"),
-    *("\n<think>a</think>18", "Well: <think>a</think>18", "<think>a</think>", "<think>a</think> \n\t"),
-    *("<think>a</think></think>", "<think>a</think> </think> ", "<think><think>a</think>18"),
-    *("<think>a</think><think>b</think>18", "<think>a</think>18<think>", "<THINK>a</THINK>18", "<think >a</think>18"),
+    *("", "18", "<think>a 18", "a</think>18", "</think>a<think>18", " <think>a</think>18", "<think>a</think> \n\t"),
+    *("<think>a</think> </think> ", "<think><think>a</think>18", "<think>a</think>18<think>", "<think >a</think>18"),
 ]
 
 
@@ -45,36 +42,16 @@ def test_think_format_is_trls_reward_where_an_answer_follows(text: str) -> None:
     assert ours <= theirs
 
 
+# A missing tag costs its own 0.1, the number counts only inside both answer tags, a tag that occurs twice or stands
+# before one that earned earns nothing, and only the exact tags are tags.
 CASES: dict[float, list[str]] = {
-    # All there, with and without a number in the answer.
-    0.5: [
-        *("<think>9 * 2</think><answer>18</answer>", "<think></think><answer>$18</answer>"),
-        "Sure!\n<think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>\nBye.",
-        *("<think></think><answer>1/2</answer>", "<think></think><answer>x = -1.5</answer>"),
-    ],
-    # A missing tag costs its own 0.1, the number counts only inside both answer tags, and a tag that occurs twice or
-    # stands before one that earned earns nothing.
-    0.4: [
-        *("<think>18</think><answer>many</answer>18", "<think></think><answer></answer>"),
-        *("</think><answer>18</answer>", "<think><think></think><answer>18</answer>"),
-        *("<think></think><answer>H2O</answer>", "<think><answer>18</answer>", "</think><think><answer>18</answer>"),
-    ],
-    0.3: [
-        *("<think></think>18</answer>", "<think></think><answer>18", "<answer>18</answer>"),
-        *("<think></think></answer>18<answer>", "<think><answer>18</think></answer>"),
-        *("<think>a</think><think>b</think><answer>18</answer>", "<think></think><answer>18</answer></answer>"),
-    ],
-    0.2: [
-        *("<answer>many</answer>", "<think>18</think>", "<think></answer>18"),
-        *("<answer>18</answer><think>9 * 2</think>", "<think></think><answer>17</answer><answer>18</answer>"),
-    ],
+    0.5: ["So <think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>", "<think></think><answer>1/2</answer>"],
+    0.4: ["<think>1</think><answer>no</answer>18", "<think></think><answer>H2O</answer>", "</think><answer>1</answer>"],
+    0.3: ["<answer>18</answer>", "<think></think></answer>18<answer>", "<think></think><answer>18</answer></answer>"],
+    0.2: ["<think></answer>18", "<answer>18</answer><think>a</think>", "<think></think>" + "<answer>1</answer>" * 2],
     0.1: ["<think>18", "</answer>18", "</think><think>", "</answer><answer></think><think>"],
-    # Only the exact tags are tags.
-    0.0: [
-        *("18", "", "<think><think><think>", "<think></think><answer>18</answer>" * 2, "&lt;think&gt;"),
-        *("<THINK></THINK><Answer>18</Answer>", "<think >< /think>< answer>18</ answer>"),
-    ],
-}
+    0.0: ["", "<think></think><answer>18</answer>" * 2, "&lt;think&gt;", "<THINK></THINK><Answer>18</Answer>< /think>"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", CASES)
@@ -82,10 +59,8 @@ def test_each_tag_earns_a_tenth_and_the_number_another(value: float) -> None:
     for text in CASES[value]:
         scores: list[Any] = tag_format(completions=[text, [{"role": "assistant", "content": text}]])
         assert scores == [value, value]
-        assert len(scores[0].parts) == 5
         earned = [part for part in scores[0].parts if part.score]
-        assert len(earned) / 10 == value
+        assert (len(scores[0].parts), len(earned) / 10) == (5, value)
         assert all((part.score, part.weight, len(part.places)) == (1.0, 0.1, 1) for part in earned)
-        assert not any(part.places for part in scores[0].parts if part not in earned)
         tags = [part for part in earned if part.name != "number"]
         assert all(text[slice(*tag.places[0][:2])] == tag.name and text.count(tag.name) == 1 for tag in tags)

@@ -1,5 +1,6 @@
 """The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
 
+import itertools
 import json
 import os
 import warnings
@@ -54,21 +55,19 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
+TOOL = {"role": "tool", "content": "5"}
+IMAGE = {"type": "image", "url": "5"}
+
+
+def says(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
 MESSAGES = [
-    ("18", "18"),
-    ([{"role": "assistant", "content": "18"}], "18"),
-    ({"role": "assistant", "content": "18"}, "18"),
-    ([{"role": "assistant", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "8"}]}], "18"),
-    ([{"role": "assistant", "content": [{"type": "image", "url": "5"}, {"type": "text", "text": "18"}, "."]}], "18."),
-    ([CALL, {"role": "tool", "content": "5"}, {"role": "assistant", "content": "18"}], "18"),
-    ([{"role": "assistant", "content": "18"}, CALL, {"role": "tool", "content": "5"}], "18"),
-    ([{"role": "assistant", "content": "17"}, {"role": "assistant", "content": "18"}], "18"),
-    ([{"role": "assistant", "content": "18"}, {"role": "assistant", "content": " \n"}], "18"),
-    ([CALL], ""),
-    ([{"role": "tool", "content": "18"}], ""),
-    ([], ""),
-    (None, ""),
-    ([18, "18"], ""),
+    *(("18", "18"), ([says("18")], "18"), (says("18"), "18"), ([says("17"), says("18")], "18")),
+    *(([says([IMAGE, {"type": "text", "text": "1"}, {"type": "text", "text": "8"}, "."])], "18."), ([CALL], "")),
+    *(([CALL, TOOL, says("18")], "18"), ([says("18"), CALL, TOOL], "18"), ([says("18"), says(" \n")], "18")),
+    *(([{"role": "tool", "content": "18"}], ""), ([], ""), (None, ""), ([18, "18"], "")),
 ]
 
 
@@ -79,28 +78,11 @@ def test_gsm8k_reads_the_last_message() -> None:
 
 
 SEVERAL = [
-    *(
-        "{0}:{1}",
-        "{1}:{0}",
-        "{1} : {0}",
-        "{0} or {1}",
-        "{1} or {0}",
-        "{0} (or {1})",
-        "{0} eggs or {1} eggs",
-        "{0}; {1}",
-    ),
-    *("{0}, {1}", "{1}, {0}", "{0}, {1}, 5", "{0} and {1}", "{1} and {0}", "{0} vs {1}", "{0} & {1}", "${0} or ${1}"),
-    *("{1}-{0}", "{1} to {0}", "{0} to {1}", "between {1} and {0}", "x = {0} or x = {1}", "{0} ± 1", "{0} +/- 1"),
-    *(
-        "> {0}",
-        "x < {0}",
-        "{0}+",
-        "{0} or more",
-        "{0} or fewer",
-        "{0} and up",
-        "{0} hours 30 minutes",
-        "{0} feet 6 inches",
-    ),
+    *("{0}:{1}", "{1}:{0}", "{1} : {0}", "{0} or {1}", "{1} or {0}", "{0} (or {1})", "{0} eggs or {1} eggs"),
+    *("{0}; {1}", "{0}, {1}", "{1}, {0}", "{0}, {1}, 5", "{0} and {1}", "{1} and {0}", "{0} vs {1}", "{0} & {1}"),
+    *("${0} or ${1}", "{1}-{0}", "{1} to {0}", "{0} to {1}", "between {1} and {0}", "x = {0} or x = {1}", "{0} ± 1"),
+    *("{0} +/- 1", "> {0}", "x < {0}", "{0}+", "{0} or more", "{0} or fewer", "{0} and up", "{0} hours 30 minutes"),
+    "{0} feet 6 inches",
 ]
 """What says more than the number {0}."""
 EXPLICIT = ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "**Answer:** {}", "<answer>{}</answer>")
@@ -129,7 +111,6 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     references = [int(answer.rpartition("####")[2].replace(",", "")) for answer in answers]
     solutions = [answer.rpartition("####")[0] for answer in answers]
     renderings = {
-        "{solution}#### {answer}": 0,
         "{solution}A: {answer:,}": 0,
         "{solution}\nThe answer is ${answer:,}.00.": 0,
         "<think>{solution}</think>\n\\boxed{{{answer}}}": 0,
@@ -143,8 +124,7 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
         completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
         scores = gsm8k_accuracy(completions=completions, answer=answers)
         assert set(scores) == {0.0 if offset else 1.0}, rendering
-    completions = [
-        text + EXPLICIT[row % len(EXPLICIT)].format(SEVERAL[row % len(SEVERAL)].format(f"{number:,}", number + 3))
-        for row, (text, number) in enumerate(zip(solutions, references, strict=True))
-    ]
+    forms = zip(itertools.cycle(EXPLICIT), itertools.cycle(SEVERAL), references, strict=False)
+    said = [explicit.format(several.format(f"{number:,}", number + 3)) for explicit, several, number in forms]
+    completions = [text + answer for text, answer in zip(solutions, said, strict=True)]
     assert set(gsm8k_accuracy(completions=completions, answer=answers)) == {0.0}

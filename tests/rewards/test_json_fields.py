@@ -12,9 +12,7 @@ from trl_grpo_ext.rewards._text.json_text import Located, read_located
 from trl_grpo_ext.rewards.json_fields import JSONFields
 from trl_grpo_ext.types import Parts
 
-ORDER = (
-    '{"name": "Ada", "address": {"city": "Rome", "zip": null}, "items": [{"price": 2.5}, {"price": 4}], "paid": true}'
-)
+ORDER = '{"name": "Ada", "address": {"city": "Rome", "zip": null}, "items": [{"price":2.5}, {"price":4}], "paid": true}'
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-999, 999) | st.floats(-9, 9) | st.text('ab"\\{}[]\n é', max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('k"\\{}', max_size=3), inner, max_size=3),
@@ -37,78 +35,50 @@ def test_json_fields_are_parts_by_path() -> None:
     text = f"Sure:\n```json\n{ORDER.replace('4}', '5}').replace('true', '1')}\n```"
     score = scored(text, extract="fence")
     assert score == pytest.approx(4 / 6)
-    assert said(score, text) == {
-        "name": (1.0, ['"Ada"']),
-        "address.city": (1.0, ['"Rome"']),
-        "address.zip": (1.0, ["null"]),
-        "items[0].price": (1.0, ["2.5"]),
-        "items[1].price": (0.0, ["5"]),
-        "paid": (0.0, ["1"]),
-    }
+    found = said(score, text)
+    assert [*found] == ["name", "address.city", "address.zip", "items[0].price", "items[1].price", "paid"]
+    assert [part for part, _ in found.values()] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [place for _, (place,) in found.values()] == ['"Ada"', '"Rome"', "null", "2.5", "5", "1"]
     assert pickle.loads(pickle.dumps(score)).parts == score.parts
 
 
 def test_a_missing_field_scores_0_without_a_place() -> None:
     text = '{"items": [{"price": 2.50}], "address": "Rome", "name": ["Ada"], "paid": "true"}'
-    score = scored(text)
-    assert score == pytest.approx(1 / 6)
-    assert said(score, text) == {
-        "name": (0.0, ['["Ada"]']),
-        "address.city": (0.0, []),
-        "address.zip": (0.0, []),
-        "items[0].price": (1.0, ["2.50"]),
-        "items[1].price": (0.0, []),
-        "paid": (0.0, ['"true"']),
-    }
+    found = said(scored(text), text)
+    assert [score for score, _ in found.values()] == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+    assert [places for _, places in found.values()] == [['["Ada"]'], [], [], ["2.50"], [], ['"true"']]
 
 
-@pytest.mark.parametrize(
-    ("written", "expected", "options", "right"),
-    [
-        ("1.0", 1, {}, True),
-        ("1e0", 1, {}, True),
-        ('"1"', 1, {}, False),
-        ("true", 1, {}, False),
-        ("0", False, {}, False),
-        ("1.01", 1.0, {"absolute": 0.01}, True),  # in doubles the difference is more than 0.01
-        ("1.0100001", 1.0, {"absolute": 0.01}, False),
-        ("105", 100, {"relative": 0.05}, True),
-        ("-95", -100, {"relative": 0.05}, True),
-        ("106", 100, {"relative": 0.05, "absolute": 1}, False),
-        ("10000000000000001", 10000000000000000, {}, False),
-        ("9" * 999 + "8", int("9" * 1000), {}, False),
-        ("9" * 1000, int("9" * 1000), {}, True),
-        ("1e-999999999999999999999", 0, {}, True),
-        ('" ada\\tB "', "Ada b", {}, False),
-        ('" ada\\tB "', "Ada b", {"ignore_case": True}, False),
-        ('" ada\\tB "', "Ada b", {"ignore_case": True, "ignore_space": True}, True),
-        ('"Ada  b"', "Ada b", {"ignore_space": True}, True),
-        ('"\\u0041da"', "Ada", {}, True),
-        ("{}", {}, {}, True),
-        ("[]", {}, {}, False),
-        ('{"b": 1}', {}, {}, False),
-        ("null", None, {}, True),
-    ],
-)
+SAME: list[tuple[str, Any, dict[str, Any]]] = [
+    *(("1.0", 1, {}), ("1e0", 1, {}), ('"\\u0041da"', "Ada", {}), ("{}", {}, {}), ("null", None, {})),
+    ("1.01", 1.0, {"absolute": 0.01}),  # in doubles the difference is more than 0.01
+    ("-95", -100, {"relative": 0.05}),
+    *(("9" * 1000, int("9" * 1000), {}), ("1e-999999999999999999999", 0, {})),
+    ('" ada\\tB "', "Ada b", {"ignore_case": True, "ignore_space": True}),
+]
+OTHER: list[tuple[str, Any, dict[str, Any]]] = [
+    *(('"1"', 1, {}), ("true", 1, {}), ("0", False, {}), ("[]", {}, {}), ('{"b": 1}', {}, {})),
+    *(("1.0100001", 1.0, {"absolute": 0.01}), ("106", 100, {"relative": 0.05, "absolute": 1})),
+    *(("10000000000000001", 10000000000000000, {}), ("9" * 999 + "8", int("9" * 1000), {})),
+    ('" ada\\tB "', "Ada b", {"ignore_case": True}),
+]
+ROWS = [*((*row, True) for row in SAME), *((*row, False) for row in OTHER)]
+
+
+@pytest.mark.parametrize(("written", "expected", "options", "right"), ROWS)
 def test_values_that_count_as_right(written: str, expected: Any, options: dict[str, Any], right: bool) -> None:
     text = f'{{"a": {written}}}'
     score = scored(text, json.dumps({"a": expected}), **options)
     assert said(score, text) == {"a": (float(right), [written])}
 
 
-def test_names_of_odd_keys_are_different() -> None:
+def test_names_of_fields() -> None:
     text = '{"a.b": 1, "a": {"b": 2}, "": 3, "0": 4, "l": [[5]], "\\u00e9": 6}'
-    score = scored(text, text)
-    names = ['["a.b"]', "a.b", '[""]', '["0"]', "l[0][0]", "é"]
-    assert {name: found for name, (_, (found,)) in said(score, text).items()} == dict(zip(names, "123456", strict=True))
+    assert list(said(scored(text, text), text)) == ['["a.b"]', "a.b", '[""]', '["0"]', "l[0][0]", "é"]
     text = '["x", {"y": 1}]'
     assert list(said(scored(text, text), text)) == ["[0]", "[1].y"]
-
-
-def test_a_mapping_is_read_without_what_it_has_of_other_rows() -> None:
-    text = '{"a": {"b": 1.5}, "c": 1}'
-    score = scored(text, {"a": {"b": 1.5, "x": None}, "d": None})
-    assert said(score, text) == {"a.b": (1.0, ["1.5"])}
+    text = '{"a": {"b": 1.5}, "c": 1}'  # a mapping is read without what it has of other rows
+    assert said(scored(text, {"a": {"b": 1.5, "x": None}, "d": None}), text) == {"a.b": (1.0, ["1.5"])}
 
 
 def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
@@ -118,18 +88,14 @@ def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
     score = scored(text, wanted, extra=0.5)
     assert score == pytest.approx((3 - 2 * 0.5) / 3)
     assert said(score, text)["extra"] == (-1.0, ['{"c": 0}', "3"])
-    clean = scored(wanted, wanted, extra=0.5)
-    assert clean == 1.0
-    assert said(clean, wanted)["extra"] == (0.0, ["}"])
+    assert said(scored(wanted, wanted, extra=0.5), wanted)["extra"] == (0.0, ["}"])
     text = '{"a": 1, "a": 1, "l": [1, 2]}'
     score = scored(text, wanted, extra=0.5)
     assert score == pytest.approx((2 - 0.5) / 3)
-    assert said(score, text) == {
-        "a": (0.0, ["1", "1"]),
-        "l[0]": (1.0, ["1"]),
-        "l[1]": (1.0, ["2"]),
-        "extra": (-0.5, ["1"]),
-    }
+    found = said(score, text)
+    assert (found["a"], found["l[0]"], found["extra"]) == ((0.0, ["1", "1"]), (1.0, ["1"]), (-0.5, ["1"]))
+    text = '{"a": {"b": 1}, "a": {"c": 2}}'  # fields of a repeated object are wrong
+    assert said(scored(text, '{"a": {"b": 1, "c": 2}}'), text) == {"a.b": (0.0, ["1"]), "a.c": (0.0, ["2"])}
     many = json.dumps({f"x{number}": 0 for number in range(1000)})
     score = scored(many, wanted, extra=0.5)
     assert (score, score.parts[-1].score) == (0.0, -1.5)
@@ -137,50 +103,38 @@ def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
     assert [part.score for part in nothing.parts] == [0.0, 0.0, 0.0, None]
 
 
-def test_fields_of_a_repeated_object_are_wrong() -> None:
-    text = '{"a": {"b": 1}, "a": {"c": 2}}'
-    assert said(scored(text, '{"a": {"b": 1, "c": 2}}'), text) == {"a.b": (0.0, ["1"]), "a.c": (0.0, ["2"])}
+ANSWERS = {
+    "no_answer": ["", "Ada", '{"a": NaN}', '{"a": 1', "{'a': 1}", '{"a": 1} end', "\ud800"],
+    "refused": ["[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', '{"a": %s}' % ("9" * 1001), f'["{"x" * 200_000}"]'],
+    "scored": ["[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}'],
+    "right": ['{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}'],
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        *((text, "no_answer") for text in ("", "Ada", '{"a": NaN}', '{"a": 1', "{'a': 1}", '{"a": 1} end', "\ud800")),
-        *(
-            (text, "refused")
-            for text in ("[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', '{"a": %s}' % ("9" * 1001))
-        ),
-        (f'{{"a": "{"x" * 200_000}"}}', "refused"),
-        *((text, "scored") for text in ("[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}')),
-        *((text, "right") for text in ('{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}')),
-    ],
+    ("outcome", "value"), [("no_answer", -1.0), ("refused", None), ("scored", 0.0), ("right", 1.0)]
 )
-def test_outcomes_of_answers(text: str, outcome: str) -> None:
+def test_outcomes_of_answers(outcome: str, value: float | None) -> None:
     reward = JSONFields(extract="whole", outcomes={"no_answer": -1.0, "refused": None})
-    (judged,) = reward.judge([text], fields=['{"a": 1}'])
-    assert judged.outcome.value == outcome
-    (score,) = reward(completions=[text], fields=['{"a": 1}'])
-    if outcome == "refused":
-        assert score is None
-    else:
-        assert isinstance(score, Parts)
-        ((name, part, _, places),) = score.parts
-        assert name == "a"
-        assert part == score == {"no_answer": -1.0, "right": 1.0, "scored": 0.0}[outcome]
-        assert bool(places) == ('"a"' in text and outcome != "no_answer")
+    texts = ANSWERS[outcome]
+    columns = {"completions": texts, "fields": ['{"a": 1}'] * len(texts)}
+    assert {judged.outcome.value for judged in reward.judge(**columns)} == {outcome}
+    for text, score in zip(texts, reward(**columns), strict=True):
+        assert score == value
+        if isinstance(score, Parts):
+            ((name, part, _, places),) = score.parts
+            assert (name, part) == ("a", value)
+            assert bool(places) == ('"a"' in text and outcome != "no_answer")
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        *(None, 3, [1], "", "Ada", "3", "{}", "[]", '{"a": NaN}', '{"a": 1, "a": 1}', "[" * 9000),
-        *({"a": {1, 2}}, {"a": None}, {"a": float("nan")}),
-    ],
-)
+UNREAD: list[Any] = [None, 3, [1], "", "Ada", "3", "{}", "[]", '{"a": NaN}', '{"a": 1, "a": 1}', "[" * 9000]
+UNREAD += [{"a": {1, 2}}, {"a": None}, {"a": float("nan")}]
+
+
+@pytest.mark.parametrize("expected", UNREAD)
 def test_expected_values_that_cannot_be_read_give_none(expected: Any) -> None:
-    reward = JSONFields(extract="whole")
-    with pytest.warns(UserWarning, match="cannot read the expected fields at row 1"):
-        scores = reward(completions=['{"a": 1}'] * 2, fields=['{"a": 1}', expected])
+    with pytest.warns(UserWarning, match="row 1"):
+        scores = JSONFields(extract="whole")(completions=['{"a": 1}'] * 2, fields=['{"a": 1}', expected])
     assert scores == [1.0, None]
 
 

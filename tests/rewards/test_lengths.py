@@ -17,17 +17,14 @@ def scored(reward: Any, lengths: list[int], **columns: Any) -> list[float | None
     return scores
 
 
-@pytest.mark.parametrize(
-    ("cache", "penalties"),
-    [
-        (20, {0: 0, 79: 0, 80: 0, 81: -0.05, 85: -0.25, 90: -0.5, 99: -0.95, 100: -1, 101: -1, 500: -1}),
-        (0, {99: 0, 100: 0, 101: -1}),  # a step at the limit
-        (100, {0: 0, 1: -0.01, 50: -0.5, 100: -1}),  # over the whole length
-    ],
-)
-def test_the_overlong_penalty_grows_over_the_cache(cache: int, penalties: dict[int, float]) -> None:
-    reward = SoftOverlong(max_completion_length=100, cache=cache)
-    assert scored(reward, list(penalties), trainer_state=None) == list(penalties.values())
+def test_the_overlong_penalty_grows_over_the_cache() -> None:
+    for cache, penalties in {
+        20: {0: 0, 79: 0, 80: 0, 81: -0.05, 90: -0.5, 99: -0.95, 100: -1, 101: -1, 500: -1},
+        0: {99: 0, 100: 0, 101: -1},  # a step at the limit
+        100: {0: 0, 1: -0.01, 50: -0.5, 100: -1},  # over the whole length
+    }.items():
+        reward = SoftOverlong(max_completion_length=100, cache=cache)
+        assert scored(reward, [*penalties], trainer_state=None) == [*penalties.values()]
 
 
 @given(limit=st.integers(1, 300), data=st.data())
@@ -39,26 +36,16 @@ def test_soft_overlong_is_trls_punishment(limit: int, data: st.DataObject) -> No
     assert SoftOverlong(max_completion_length=limit, cache=cache)(completion_ids=ids) == theirs(completion_ids=ids)
 
 
-@pytest.mark.parametrize(
-    ("reward", "lengths", "scores"),
-    [
-        (LengthTarget(100, alpha=0.01), [100, 99, 150, 0], [0.0, -0.01, -0.5, -1.0]),
-        (LengthTarget(1000), [1100], [-0.03]),  # the defaults are the paper's
-        (LengthTarget(1000, mode="max"), [1000, 1100], [0.5, 0.47]),
-        (
-            LengthTarget(100, mode="max", alpha=0.01, delta=0.5),
-            [100, 90, 50, 49, 0, 120, 150, 151],
-            [0.5, 0.6, 1, 1, 1, 0.3, 0, 0],
-        ),
-    ],
-)
-def test_nearness_to_the_target_by_hand(reward: LengthTarget, lengths: list[int], scores: list[float]) -> None:
-    assert scored(reward, lengths) == pytest.approx(scores)
-
-
-def test_targets_come_from_a_column() -> None:
-    reward = LengthTarget(alpha=0.1)
-    assert scored(reward, [5, 5, 5, 5], target_length=[5, 4.0, None, math.nan]) == pytest.approx([0, -0.1, None, None])
+def test_nearness_to_the_target_by_hand() -> None:
+    for reward, scores in (
+        (LengthTarget(100, alpha=0.01), {100: 0.0, 99: -0.01, 150: -0.5, 0: -1.0}),
+        (LengthTarget(1000), {1100: -0.03}),  # the defaults are the paper's
+        (LengthTarget(1000, mode="max"), {1000: 0.5, 1100: 0.47}),
+        (LengthTarget(100, mode="max", alpha=0.01), {90: 0.6, 50: 1, 49: 1, 0: 1, 120: 0.3, 150: 0, 151: 0}),
+    ):
+        assert scored(reward, [*scores]) == pytest.approx([*scores.values()])
+    by_row = scored(LengthTarget(alpha=0.1), [5, 5, 5, 5], target_length=[5, 4.0, None, math.nan])
+    assert by_row == pytest.approx([0, -0.1, None, None])
     assert scored(LengthTarget(column="tokens", alpha=0.1), [5], tokens=[3]) == pytest.approx([-0.2])
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,44 +23,41 @@ def reward(with_math_workers: Any) -> MathAccuracy:
     return made
 
 
-# (reference, completion, outcome)
-VERDICTS: list[tuple[Any, Any, Outcome]] = [
-    ("18", "\\boxed{18}", Outcome.RIGHT),
-    ("$x+1$", "\\boxed{1+x}", Outcome.RIGHT),
-    ("18", "\\boxed{17}", Outcome.WRONG),
-    ("$x+1$", "\\boxed{x+2}", Outcome.WRONG),
-    ("18", "I don't know", Outcome.NO_ANSWER),
-    ("$x+1$", "I don't know", Outcome.NO_ANSWER),
-    ("$x+1$", "", Outcome.NO_ANSWER),
-    ("", "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("no number", "I don't know", Outcome.UNPARSEABLE),
-    (None, "\\boxed{18}", Outcome.UNPARSEABLE),
-    (18, "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
-    ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
-    (f"${NEVER_ENDS}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-    (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.RIGHT),
-    (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("18", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-    ("$x+1$", f"\\boxed{{{'9' * 5000}}}", Outcome.REFUSED),
-    ("no number", f"\\boxed{{{'9' * 5000}}}", Outcome.UNPARSEABLE),
-    ("18", "x" * 200_001, Outcome.REFUSED),
-    ("18", "x" * 199_000 + "\\boxed{18}", Outcome.RIGHT),
-    ("18", None, Outcome.NO_ANSWER),
-    ("18", [{"role": "assistant", "content": None}], Outcome.NO_ANSWER),
-    ("18", [{"role": "assistant", "content": "\\boxed{18}"}], Outcome.RIGHT),
-    ("18", "\ud800\x00 \\boxed{18}", Outcome.RIGHT),
-    ("$x$", "\ud800\x00 \\boxed{x}", Outcome.RIGHT),
-    ("\ud800", "\\boxed{18}", Outcome.UNPARSEABLE),
-]
+NINES = f"\\boxed{{{'9' * 5000}}}"
+# By outcome, references and completions.
+VERDICTS: dict[Outcome, list[tuple[Any, Any]]] = {
+    Outcome.RIGHT: [
+        *(("18", "\\boxed{18}"), ("$x+1$", "\\boxed{1+x}"), (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}")),
+        *(("18", "x" * 199_000 + "\\boxed{18}"), ("18", [{"role": "assistant", "content": "\\boxed{18}"}])),
+        *(("18", "\ud800\x00 \\boxed{18}"), ("$x$", "\ud800\x00 \\boxed{x}")),
+    ],
+    Outcome.WRONG: [("18", "\\boxed{17}"), ("$x+1$", "\\boxed{x+2}")],
+    Outcome.NO_ANSWER: [
+        *(("18", "I don't know"), ("$x+1$", "I don't know"), ("$x+1$", ""), ("18", None)),
+        ("18", [{"role": "assistant", "content": None}]),
+    ],
+    Outcome.UNPARSEABLE: [
+        *(("", "\\boxed{18}"), ("no number", "I don't know"), (None, "\\boxed{18}"), (18, "\\boxed{18}")),
+        *((f"${NEVER_ENDS}$", "\\boxed{18}"), (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}"), ("no number", NINES)),
+        ("\ud800", "\\boxed{18}"),
+    ],
+    Outcome.REFUSED: [
+        *(("18", f"\\boxed{{{NEVER_ENDS}}}"), ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}"), ("18", NINES), ("$x+1$", NINES)),
+        ("18", "x" * 200_001),
+    ],
+}
+
+
+def outcomes(reward: MathAccuracy, references: Any, completions: Any) -> list[Outcome]:
+    return [one.outcome for one in reward.judge(completions=completions, solution=references)]
 
 
 def test_every_way_to_end_has_its_outcome_alone_and_in_any_batch(reward: MathAccuracy) -> None:
-    references, completions, expected = zip(*VERDICTS, strict=True)
+    rows = [(*pair, outcome) for outcome, pairs in VERDICTS.items() for pair in pairs]
     for order in (1, -1):
-        judged = reward.judge(completions=completions[::order], solution=references[::order])
-        assert [one.outcome for one in judged][::order] == list(expected)
-    with pytest.warns(UserWarning, match=r"row 7 \('': .*; 8 of 27 "):
+        references, completions, expected = zip(*rows[::order], strict=True)
+        assert outcomes(reward, references, completions) == [*expected]
+    with pytest.warns(UserWarning, match="8 of 27 "):
         reward(completions=completions, solution=references)
 
 
@@ -69,15 +65,9 @@ def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
     metrics: dict[str, float] = {}
     columns: dict[str, list[Any]] = {}
     completions = ["\\boxed{18}", "\\boxed{x + 1}", "none", "\\boxed{\ud800}", f"\\boxed{{{'1+' * 5000}1}}"]
-    reward(
-        completions=completions,
-        solution=["18", "$1+x$", "18", "$y$", "$y$"],
-        log_metric=metrics.__setitem__,
-        log_extra=columns.__setitem__,
-    )
-    assert metrics["outcomes/math_accuracy/right"] == 0.4
-    assert metrics["outcomes/math_accuracy/no_answer"] == 0.2
-    assert metrics["outcomes/math_accuracy/died"] == 0.0
+    loggers: Any = {"log_metric": metrics.__setitem__, "log_extra": columns.__setitem__}
+    reward(completions=completions, solution=["18", "$1+x$", "18", "$y$", "$y$"], **loggers)
+    assert [metrics[f"outcomes/math_accuracy/{name}"] for name in ("right", "no_answer", "died")] == [0.4, 0.2, 0.0]
     assert columns["math_accuracy_outcome"][:4] == ["right", "right", "no_answer", "wrong"]
     assert columns["solution"] == ["18", "$1+x$", "18", "$y$", "$y$"]
     assert columns["gold_parsed"][:4] == ["18", "1+x", "18", "y"]
@@ -88,13 +78,13 @@ def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
 def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = with_math_workers(cache=2)
     asked: list[int] = []
-    run = reward._verifier.pool.run
+    run = reward._pool.run
 
     def counting(jobs: Any, **limits: Any) -> Any:
         asked.append(len(jobs))
         return run(jobs, **limits)
 
-    monkeypatch.setattr(reward._verifier.pool, "run", counting)
+    monkeypatch.setattr(reward._pool, "run", counting)
     for completions, times in ((["x"] * 8, 1), (["x", "y"], 2), (["z", "x"], 3), (["y"], 4)):
         boxed = [f"\\boxed{{{text}}}" for text in completions]
         assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
@@ -103,52 +93,43 @@ def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
+    unwanted = "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
     script = (
-        "import os, sys, threading\n"
-        "from trl_grpo_ext.rewards.math_accuracy import math_accuracy\n"
-        "assert math_accuracy(completions=['\\\\boxed{18}', 'none'], solution=['18', '18']) == [1.0, 0.0]\n"
-        "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
+        "import os, sys\nfrom trl_grpo_ext.rewards.math_accuracy import math_accuracy\n"
+        f"assert math_accuracy(completions=['\\\\boxed{{18}}', 'no'], solution=['18', '18']) == [1.0, 0.0]\n{unwanted}"
         "assert open(f'/proc/self/task/{os.getpid()}/children').read() == ''\n"
-        "assert math_accuracy(completions=['\\\\boxed{x}'], solution=['$x$']) == [1.0]\n"
-        "assert not {'sympy', 'math_verify', 'torch', 'transformers', 'trl'} & set(sys.modules)\n"
+        f"assert math_accuracy(completions=['\\\\boxed{{x}}'], solution=['$x$']) == [1.0]\n{unwanted}"
     )
-    if not Path("/proc/self/task").exists():
-        pytest.skip("needs /proc")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_load_rewards_starts_the_workers_imports() -> None:
     (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
-    assert reward._verifier.pool._processes._server is not None
+    assert reward._pool._processes._server is not None
     reward.close()
 
 
-AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
-    ("18", "<think>9*2</think> \\boxed{18}", Outcome.RIGHT),
-    ("18", "<think>\\boxed{18}</think> \\boxed{17}", Outcome.WRONG),
-    ("18", "<think>\\boxed{17}</think> \\boxed{18}", Outcome.RIGHT),
-    ("18", "<think>\\boxed{18}</think>", Outcome.NO_ANSWER),
-    ("18", "<think>\\boxed{18}", Outcome.NO_ANSWER),
-    ("18", "\\boxed{18}", Outcome.NO_ANSWER),
-    ("18", "</think>\\boxed{17}</think>\\boxed{18}", Outcome.RIGHT),
-    ("$x+1$", "<think></think>\\boxed{1+x}", Outcome.RIGHT),
-    ("no number", "<think></think>\\boxed{1+x}", Outcome.UNPARSEABLE),
-    ("no number", "\\boxed{1+x}", Outcome.NO_ANSWER),
-    (None, "\\boxed{1+x}", Outcome.NO_ANSWER),
-    ("18", None, Outcome.NO_ANSWER),
-    ("18", "9" * 300_000 + "</think>\\boxed{18}", Outcome.RIGHT),
-    ("18", "</think>" + "9" * 300_000 + "\\boxed{18}", Outcome.REFUSED),
-]
+AFTER_REASONING: dict[Outcome, list[tuple[Any, Any]]] = {
+    Outcome.RIGHT: [
+        *(("18", "<think>\\boxed{17}</think> \\boxed{18}"), ("18", "</think>\\boxed{17}</think>\\boxed{18}")),
+        *(("$x+1$", "<think></think>\\boxed{1+x}"), ("18", "9" * 300_000 + "</think>\\boxed{18}")),
+    ],
+    Outcome.WRONG: [("18", "<think>\\boxed{18}</think> \\boxed{17}")],
+    Outcome.NO_ANSWER: [
+        *(("18", "<think>\\boxed{18}</think>"), ("18", "<think>\\boxed{18}"), ("18", "\\boxed{18}"), ("18", None)),
+        *(("no number", "\\boxed{1+x}"), (None, "\\boxed{1+x}")),  # 0, even where the reference cannot be read
+    ],
+    Outcome.UNPARSEABLE: [("no number", "<think></think>\\boxed{1+x}")],
+    Outcome.REFUSED: [("18", "</think>" + "9" * 300_000 + "\\boxed{18}")],
+}
 
 
-def test_only_what_follows_the_reasoning_counts(with_math_workers: Any) -> None:
+@pytest.mark.parametrize("outcome", AFTER_REASONING)
+def test_only_what_follows_the_reasoning_counts(with_math_workers: Any, outcome: Outcome) -> None:
     reward = with_math_workers(reasoning_delimiters=["</think>"], timeout=5.0)
-    references, completions, expected = zip(*AFTER_REASONING, strict=True)
-    judged = reward.judge(completions=completions, solution=references)
-    assert [one.outcome for one in judged] == list(expected)
-    # Reasoning that does not end is 0, even where the reference cannot be read.
-    assert reward(completions=["\\boxed{18}", "</think>\\boxed{18}"], solution=["no number"] * 2) == [0.0, None]
+    pairs = AFTER_REASONING[outcome]
+    assert outcomes(reward, *zip(*pairs, strict=True)) == [outcome] * len(pairs)
 
 
 parts = st.sampled_from(

@@ -35,16 +35,11 @@ DEPARTURES = {
 }
 
 
-def trls(references: list[str], completions: list[str]) -> list[float | None]:
-    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
-    scores: list[float | None] = accuracy_rewards.accuracy_reward(messages, references)
-    return scores
-
-
 def both(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> tuple[list[float | None], list[float | None]]:
-    references, completions = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    references, completions = map(list, zip(*pairs, strict=True))
     ours = reward(prompts=["?"] * len(pairs), completions=completions, solution=references, trainer_state=None)
-    return ours, trls(references, completions)
+    messages = [[{"role": "assistant", "content": completion}] for completion in completions]
+    return ours, accuracy_rewards.accuracy_reward(messages, references)
 
 
 @pytest.mark.slow
@@ -58,7 +53,7 @@ def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
 
 
-def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
+def test_departure_the_last_message_counts_and_endless_references_do_not(reward: MathAccuracy) -> None:
     messages = [
         {"role": "assistant", "content": "Let me think: \\boxed{17}"},
         {"role": "user", "content": "Are you sure?"},
@@ -68,29 +63,12 @@ def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
     with pytest.raises(TypeError):
         accuracy_rewards.accuracy_reward(["\\boxed{18}"], ["18"])
     assert reward(completions=[messages, "\\boxed{18}"], solution=["18", "18"]) == [1.0, 1.0]
-
-
-def test_departure_an_endless_reference_is_none(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=0.3)
     assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
 
 
 def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccuracy) -> None:
-    pairs = [
-        ("$\\frac{1}{2006!}$", "\\boxed{\\frac{1}{2004!}}"),
-        ("$10^{-30}$", "\\boxed{10^{-31}}"),
-        ("$\\frac{1}{10^{20}}$", "\\boxed{\\frac{2}{10^{20}}}"),
-    ]
-    assert both(reward, pairs) == ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    pairs = [("$\\frac{1}{2006!}$", "\\boxed{\\frac{1}{2004!}}"), ("$10^{-30}$", "\\boxed{10^{-31}}")]
+    assert both(reward, pairs) == ([0.0, 0.0], [1.0, 1.0])
     # The same numbers, written otherwise, still are.
-    others = ["\\boxed{\\frac{1}{2006 \\cdot 2005!}}", "\\boxed{\\frac{1}{10^{30}}}", "\\boxed{10^{-20}}"]
-    assert reward(completions=others, solution=[reference for reference, _ in pairs]) == [1.0, 1.0, 1.0]
-
-
-def test_no_departure_decimals_and_percent(reward: MathAccuracy) -> None:
-    accepted = [
-        ("0.0", "\\boxed{0.0000001}"),  # rounded to 6 places
-        ("50", "\\boxed{50\\%}"),  # percent signs between integers are ignored
-        ("$\\frac{1}{3}$", "\\boxed{0.333333}"),
-    ]
-    assert both(reward, accepted) == ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    others = ["\\boxed{\\frac{1}{2006 \\cdot 2005!}}", "\\boxed{\\frac{1}{10^{30}}}"]
+    assert reward(completions=others, solution=[reference for reference, _ in pairs]) == [1.0, 1.0]

@@ -3,7 +3,6 @@
 import contextlib
 import random
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,12 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc"),
 ]
 
+# Nothing in it is large, so that only the time that it takes ends it.
 UNBOUNDED = "\\boxed{\\sum_{k=1}^{\\infty} \\frac{\\sin(k^k)}{k^2}}"
-"""Nothing in it is large, so that only the time that it takes ends it."""
-
-SLOW = [
+SLOW = [  # honest, and about a second of CPU time each
     ("$\\frac{\\pi}{4}$", "\\boxed{\\int_0^1 \\frac{1}{1+x^2} dx}", 1.0),
     ("$\\frac{\\pi^2}{6}$", "\\boxed{\\sum_{k=1}^{\\infty} \\frac{1}{k^2}}", 1.0),
 ]
-"""Honest, and about a second of CPU time each."""
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +73,8 @@ def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
 TOKENS = r"""
     \boxed{ \frac{ }{ } \sqrt x 2 ^ _ $ \[ \] \pm \text{ \begin{pmatrix} \end{pmatrix} & \\ \sum \infty \% , = < \{ \} !
 """
-mathematics = st.text("0123456789+-*/^_=<>(){}[]\\$%,.! xyi\n") | st.lists(
-    st.sampled_from(["answer ", *re.findall(r"\S+", TOKENS)]),
-    max_size=30,
-).map("".join)
+tokens = st.sampled_from(["answer ", *re.findall(r"\S+", TOKENS)])
+mathematics = st.text("0123456789+-*/^_=<>(){}[]\\$%,.! xyi\n") | st.lists(tokens, max_size=30).map("".join)
 
 
 @given(reference=st.text() | mathematics, completion=st.text() | mathematics, boxed=st.booleans())
@@ -117,10 +112,6 @@ def test_math_accuracy_outcome_depends_on_the_answer(count: int) -> None:
     alone = rows if count > 120 else rows[::6]
     assert [outcomes([row])[0] for row in alone] == together[:: 1 if count > 120 else 6]
     left = set(psutil.Process().children(recursive=True)) - others
-    assert len(left) <= reward._verifier.pool.workers + 1
-    assert psutil.STATUS_ZOMBIE not in {process.status() for process in left}
+    assert len(left) <= reward._pool.workers + 1
     reward.close()
-    end = time.monotonic() + 30
-    while any(process.is_running() for process in left):
-        assert time.monotonic() < end, "a process is left"
-        time.sleep(0.05)
+    assert psutil.wait_procs(left, timeout=30)[1] == [], "a process is left"

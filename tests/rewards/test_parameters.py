@@ -23,8 +23,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("json_fields", {}, {"extract": ["all"], "absolute": [-1], "extra": [-0.1], "max_depth": [1000]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"cache": [-1, 101, True]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"max_completion_length": [0, "100"]}),
-    ("regex_match", {"pattern": "a"}, {"pattern": ["(", b"a", "a{99999999999999}"], "flags": ["q"], "full": [1]}),
-    ("regex_match", {"pattern": "a"}, {"value": [NAN], "count": [0], "timeout": [0], "max_characters": [0]}),
+    ("regex_match", {"pattern": "a"}, {"pattern": ["(", b"a", "a{99999999999999}"], "value": [NAN], "count": [0]}),
     ("python_tests", {}, {"partial": [1], "timeout": [0], "memory_mb": [0], "workers": [0]}),
     ("python_tests", {}, {"require": ["files"], "outcomes": [{"error": 0}]}),
     ("tool_use", {}, {"at_most": [-1], "marker": ["", 5], "returned": [NAN]}),
@@ -48,16 +47,15 @@ def test_a_value_that_cannot_work_is_refused(name: str, needed: dict[str, Any], 
 
 
 def test_parameters_that_cannot_work_together_are_refused() -> None:
-    for selection, message in (
-        ({"name": "regex_match", "pattern": "a", "count": 2, "full": True}, "count must be 1 with full, got 2"),
-        ({"name": "tool_use", "returned": 0, "failed": 0}, "must not be 0, got 0 for all three"),
-        ({"name": "math_accuracy", "outcomes": {"scored": 1.0}}, "has no outcome 'scored' to set"),
-        ({"name": "gsm8k_accuracy", "outcomes": {"wrong": INF}}, "must be a finite number"),
+    for selection in (
+        {"name": "tool_use", "returned": 0, "failed": 0},
+        {"name": "math_accuracy", "outcomes": {"scored": 1.0}},
+        {"name": "gsm8k_accuracy", "outcomes": {"wrong": INF}},
     ):
-        with pytest.raises((ConfigurationError, PluginParameterError), match=message):
+        with pytest.raises((ConfigurationError, PluginParameterError)):
             load_rewards([selection])
     for wrong in ([], "think_format", ["think_format"], [Product]):
-        with pytest.raises(ConfigurationError, match="weighted: rewards"):
+        with pytest.raises(ConfigurationError, match="rewards"):
             Weighted(wrong)  # type: ignore[arg-type]
 
 
@@ -69,6 +67,7 @@ NEEDED: list[tuple[str, dict[str, Any], str]] = [
     ("json_fields", {}, "fields"),
     ("lines", {}, "lines"),
     ("length_target", {}, "target_length"),
+    ("soft_overlong", {"max_completion_length": 9, "cache": 0}, "completion_ids"),
     ("per_column", {"column": "t", "rewards": {"a": "think_format"}}, "t"),
 ]
 
@@ -81,14 +80,6 @@ def test_columns_missing_or_short_are_named(name: str, parameters: dict[str, Any
     with pytest.raises(RewardError, match=rf"'{column}'.*\['other'\]"):
         reward(**columns, other=[1, 2])
     odd = [18, (number for number in "12"), {"a": 1, "b": 2}, "18", {1, 2}]
-    for given, said in ((["x"], "1 entries"), *((each, f"{type(each).__name__}, no list of entries") for each in odd)):
-        with pytest.raises(RewardError, match=f"2 completions .*{said} .*'{column}'"):
+    for given in (["x"], *odd):
+        with pytest.raises(RewardError, match=f"'{column}'"):
             reward(**{**columns, column: given})
-
-
-def test_soft_overlong_needs_the_tokens() -> None:
-    [reward] = load_rewards([{"name": "soft_overlong", "max_completion_length": 9, "cache": 0}])
-    with pytest.raises(RewardError, match="'completion_ids'"):
-        reward(completions=["x"])
-    with pytest.raises(RewardError, match=r"2 completions .*1 entries"):
-        reward(completions=["x", "y"], completion_ids=[[1]])

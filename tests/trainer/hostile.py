@@ -64,52 +64,41 @@ def infinite_advantage(advantages_B_T: torch.Tensor, context: Any) -> torch.Tens
     return changed_B_T
 
 
+def without_slope(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
+    return ((loss_B_T * mask_B_T).sum() * 0.0).abs().sqrt()  # √|x| has none at 0
+
+
 OUTPUT = "PluginOutputError"
+RUN = "PluginRunError"
 ON_ONE_ALONE = (OUTPUT, "rollout.gather was called on rank 1 but not on rank 0")
 """Wrong only where there are other ranks."""
 
 PLUGINS: dict[str, tuple[str, Callable[..., Any], Expected]] = {
-    "negative": ("weights", negative, (OUTPUT, "weights must not be negative; got -0.5 at row 1, token 0")),
-    "raises": ("weights", raising(KeyError("difficulty")), ("PluginRunError", "raised KeyError: 'difficulty'")),
+    "negative": ("weights", negative, (OUTPUT, "-0.5 at row 1, token 0")),
+    "raises": ("weights", raising(KeyError("difficulty")), (RUN, "raised KeyError: 'difficulty'")),
     "gathers_alone": ("weights", gathers_alone, ON_ONE_ALONE),
-    "nan_loss": (
-        "reduce",
-        lambda loss, mask, totals: (loss * mask).sum() / 0.0 * 0.0,
-        (OUTPUT, "reduce must return a finite number from finite losses"),
-    ),
-    "infinite_slope": (
-        "reduce",
-        lambda loss, mask, totals: ((loss * mask).sum() * 0.0).abs().sqrt(),  # √|x| has no slope at 0
-        (OUTPUT, "the gradient of reduce must be finite; got nan at row 0, token 0"),
-    ),
-    "hook_infinite": ("on_rollout", infinite_advantage, (OUTPUT, "finite advantages; got inf at row 2, token 0")),
-    "hook_cannot_align": (
-        "on_rollout",
-        raising(AlignmentError("these tokens wrote another text")),
-        ("AlignmentError", "on_rollout: these tokens wrote another text"),
-    ),
-    "hook_raises": (
-        "on_forward",
-        raising(ZeroDivisionError("no tokens")),
-        ("PluginRunError", "advantage hook 'hook_raises': on_forward raised ZeroDivisionError: no tokens"),
-    ),
+    "infinite_slope": ("reduce", without_slope, (OUTPUT, "nan at row 0, token 0")),
+    "hook_infinite": ("on_rollout", infinite_advantage, (OUTPUT, "inf at row 2, token 0")),
+    "hook_cannot_align": ("on_rollout", raising(AlignmentError("another text")), ("AlignmentError", "another text")),
+    "hook_raises": ("on_forward", raising(ZeroDivisionError("no tokens")), (RUN, "ZeroDivisionError: no tokens")),
 }
 
 
 class HostileFilter:
-    """Keeps nothing, and raises on the last rank in one round."""
+    """Keeps nothing, and raises on the last rank in the second round."""
 
-    def __init__(self, name: str, round_: int) -> None:
-        self.__name__, self.round, self.rounds = name, round_, 0
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.rounds = 0
 
     def keep(self, rollout: Rollout) -> torch.Tensor:
         self.rounds += 1
-        if self.rounds == self.round and is_last_rank():
+        if self.rounds == 2 and is_last_rank():
             raise KeyError("no such thing")
         return torch.zeros(len(rollout.texts), dtype=torch.bool)
 
 
-FILTERS = {"a filter that raises in the first round": 1, "a filter that raises in the second round": 2}
+FILTER = "a filter that raises in the second round"
 
 ON_FIRST = " on rank 0"
 """At the end of a name: the first rank is the hostile one."""
@@ -141,7 +130,8 @@ class HostileReward:
     """Well-behaved on all ranks but one."""
 
     def __init__(self, name: str, bad: Callable[..., Any]) -> None:
-        self.__name__, self.bad = name, bad
+        self.__name__ = name
+        self.bad = bad
 
     @property
     def is_its_turn(self) -> bool:
@@ -159,12 +149,11 @@ class AsyncHostileReward(HostileReward):
         return await answer if asyncio.iscoroutine(answer) else answer
 
 
+LAST_COMPLETION: list[str] = []  # set by the reward before: that at which the one behind it raises
+
+
 def raises_at_one_row(completions: list[str], **columns: Any) -> list[float]:
     return [1.0 / (completion != LAST_COMPLETION[0]) for completion in completions]
-
-
-LAST_COMPLETION: list[str] = []
-"""Set by the reward before: the completion at which the one behind it raises."""
 
 
 def remembers(completions: list[str], **columns: Any) -> list[float]:
@@ -187,19 +176,14 @@ def empties_and_raises(prompts: list[str], completions: list[str], **columns: An
 
 LIMIT = 1.0
 LATE = ("RewardError", f"did not finish within {LIMIT:g} s")
-RUN = "PluginRunError"
 REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "raises_at_a_row": (raises_at_one_row, (RUN, "ZeroDivisionError: float division by zero (at row 2 of 4, whose ")),
-    "raises_everywhere": (
-        lambda **columns: columns["difficulty"],
-        (RUN, "raised KeyError: 'difficulty' (no single one of the 4 completions is at"),
-    ),
+    "raises_everywhere": (lambda **columns: columns["difficulty"], (RUN, "no single one of the 4 completions")),
     "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
     "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf, at row 2; it must be")),
-    "sleeps": (lambda **columns: time.sleep(60), LATE),
     "spins": (spins, LATE),
     "raises_async": (raising(KeyError("judge")), (RUN, "raised KeyError: 'judge'")),
     "sleeps_async": (lambda **columns: asyncio.sleep(60), LATE),
@@ -212,9 +196,8 @@ REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("Eng
 
 def hostile_settings(name: str) -> dict[str, Any]:
     """Arguments of `tests.support.train` that select it."""
-    if name in FILTERS:
-        resample = {"filter": HostileFilter(name, FILTERS[name])}
-        return {"trainer_arguments": {"resample": resample}, "prompt_count": 8}
+    if name == FILTER:
+        return {"trainer_arguments": {"resample": {"filter": HostileFilter(name)}}, "prompt_count": 8}
     if name in SAMPLERS:
         return {"trainer_arguments": {"prompt_sampler": HostileSampler(name)}, "max_steps": 3, "prompt_count": 8}
     if name in PLUGINS:

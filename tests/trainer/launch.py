@@ -1,8 +1,4 @@
-"""Real processes (gloo, DDP) that run one list of trainings after the other and say what each rank saw.
-
-Importing TRL takes longer than all the trainings of a file, so the processes stay for the files that come after. Where
-one of them fails, they end, and the next launch has new ones.
-"""
+"""Real processes (gloo, DDP) that run one list of trainings after the other, and stay for the files that come after."""
 
 import atexit
 import json

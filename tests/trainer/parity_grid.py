@@ -1,20 +1,17 @@
 """The grid of parity: TRL's loss types times settings of its loss times what of ours is on, each cell two trainings.
 
 In a cell TRL's trainer and ours, with something on that must not change TRL's gradient (`OURS`), train on the same
-scripted rollouts; compared are the gradient of every optimizer step and the losses. The optimizer is plain SGD with a
-large step, so that from the second step on ratios are off 1 and tokens are clipped.
-
-The 15 settings are switched on and off by a two-level orthogonal array of strength 3 with 32 runs: any three settings
-occur together in all eight combinations, for every loss type. `covering` chooses fewer cells that still hold every
-combination of two, or of three, among loss type, settings and ours.
+scripted rollouts, by plain SGD with a large step, so that from the second step on tokens are clipped. The 15 settings
+are switched by an orthogonal array of strength 3: any three occur in all eight combinations, for every loss type.
 """
 
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,12 +20,7 @@ from trl import GRPOTrainer
 from tests.support import OWN_AGGREGATION, Run, relative_gap, scripted_rollout, train
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
-TOLERANCE = 1e-6
-"""Relative, of gradient and loss. Many cells are equal to the bit; in the others sums are taken in another order.
-
-The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL
-computes log-probabilities, and with them losses, in float32 all the same.
-"""
+TOLERANCE = 1e-6  # relative, of gradient and loss: TRL computes log-probabilities in float32 whatever the weights
 
 SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}
 """Of every cell. The entropy of 40 tokens is below 5 nats, so the adaptive coefficient grows after the first step."""
@@ -47,10 +39,7 @@ FACTORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "delta": ({"delta": None}, {"delta": 1.5}),
     "top_entropy_quantile": ({"top_entropy_quantile": 1.0}, {"top_entropy_quantile": 0.5}),
     "entropy_coef": ({"entropy_coef": 0.0}, {"entropy_coef": 0.05}),
-    "use_adaptive_entropy": (
-        {"use_adaptive_entropy": False},
-        {"use_adaptive_entropy": True, "entropy_coef_delta": 0.05},
-    ),
+    "use_adaptive_entropy": ({}, {"use_adaptive_entropy": True, "entropy_coef_delta": 0.05}),
     TOOL_MASK: ({}, {}),
     "off_policy_mask_threshold": ({"off_policy_mask_threshold": None}, {"off_policy_mask_threshold": 0.01}),
     "use_bias_correction_kl": ({"use_bias_correction_kl": False}, {"use_bias_correction_kl": True}),
@@ -64,10 +53,7 @@ FACTORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask_truncated_completions": ({"mask_truncated_completions": False}, {"mask_truncated_completions": True}),
     "scale_rewards": ({"scale_rewards": "group"}, {"scale_rewards": "none"}),
 }
-"""By name the settings of the two levels, off and on. What no argument of TRL's can switch, `_train` looks up.
-
-`delta` is read by the clipped losses alone: `cispo`, `sapo` and `vespo` are run with it and do not change.
-"""
+"""By name the settings of the two levels, off and on. What no argument of TRL's can switch, `_train` looks up."""
 
 CORRECTION_MODES = ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
 
@@ -90,10 +76,6 @@ class Cell:
     ours: str = "aggregation"
 
     @property
-    def aggregation(self) -> str:
-        return OWN_AGGREGATION[self.loss_type]
-
-    @property
     def settings(self) -> dict[str, Any]:
         settings = {**SETTINGS, "loss_type": self.loss_type, "vllm_importance_sampling_mode": self.correction_mode}
         for name, (off, on) in FACTORS.items():
@@ -104,36 +86,24 @@ class Cell:
 
 
 def orthogonal_array() -> list[tuple[int, ...]]:
-    """32 rows of 15 levels: the parity of the bits that row and column share, as a Hadamard matrix has it, and its
-    opposite."""
+    """32 rows of 15 levels: parities of shared bits, as a Hadamard matrix has them, and their opposite."""
     rows = [tuple((row & column).bit_count() % 2 for column in range(1, 16)) for row in range(16)]
     return rows + [tuple(1 - level for level in row) for row in rows]
 
 
-def correction_modes(loss_type: str) -> tuple[str, ...]:
-    """The modes that TRL allows: VESPO, whose ratio is the sequence's already, refuses the sequence modes."""
-    return tuple(mode for mode in CORRECTION_MODES if loss_type != "vespo" or mode.startswith("token"))
-
-
-def cells_of(loss_type: str) -> list[Cell]:
-    """The 32 cells of a loss type; the modes of the correction are dealt out to those that have one."""
-    modes = correction_modes(loss_type)
-    dealt = list(modes) * (16 // len(modes))
-    random.Random(loss_type).shuffle(dealt)  # in turns, a mode would be tied to the level of another setting
-    cells = []
-    for levels in orthogonal_array():
-        on = frozenset(name for name, level in zip(FACTORS, levels, strict=True) if level)
-        cells.append(Cell(loss_type, on, dealt.pop() if CORRECTION in on else modes[0]))
-    return cells
-
-
 def all_cells() -> list[Cell]:
-    """The grid; what is ours is dealt out to the cells of each loss type."""
+    """The grid; modes of the correction and what is ours are dealt out to the 32 cells of each loss type."""
     cells = []
     for loss_type in OWN_AGGREGATION:
-        dealt = list(OURS) * (32 // len(OURS))
-        random.Random(f"ours {loss_type}").shuffle(dealt)
-        cells += [replace(cell, ours=ours) for cell, ours in zip(cells_of(loss_type), dealt, strict=True)]
+        # VESPO, whose ratio is the sequence's already, refuses the sequence modes.
+        allowed = [mode for mode in CORRECTION_MODES if loss_type != "vespo" or mode.startswith("token")]
+        modes = allowed * (16 // len(allowed))
+        random.Random(loss_type).shuffle(modes)  # in turns, a mode would be tied to the level of another setting
+        ours = list(OURS) * (32 // len(OURS))
+        random.Random(f"ours {loss_type}").shuffle(ours)
+        for levels in orthogonal_array():
+            on = frozenset(name for name, level in zip(FACTORS, levels, strict=True) if level)
+            cells.append(Cell(loss_type, on, modes.pop() if CORRECTION in on else allowed[0], ours.pop(0)))
     return cells
 
 
@@ -148,16 +118,13 @@ def interactions(cell: Cell, strength: int) -> Iterator[tuple[tuple[str, object]
 
 
 def covering(cells: Sequence[Cell], strength: int) -> list[Cell]:
-    """Some of the cells, in which every interaction of `strength` that is in any of them occurs: a covering array.
-
-    Greedy: always the cell with the most interactions that are still missing, of equals the first.
-    """
+    """Some of the cells, in which every interaction of `strength` that is in any of them occurs, chosen greedily."""
     numbers: dict[object, int] = {}
-    bits = {
-        cell: sum(1 << numbers.setdefault(found, len(numbers)) for found in interactions(cell, strength))
-        for cell in cells
-    }
-    missing, chosen = (1 << len(numbers)) - 1, []
+    bits = {}
+    for cell in cells:
+        bits[cell] = sum(1 << numbers.setdefault(found, len(numbers)) for found in interactions(cell, strength))
+    missing = (1 << len(numbers)) - 1
+    chosen = []
     while missing:
         best = max(cells, key=lambda cell: (bits[cell] & missing).bit_count())
         missing &= ~bits[best]
@@ -170,21 +137,10 @@ def train_trl(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer
     return _train(model, folder, cell, [trainer])
 
 
-def train_ours(
-    model: Path, folder: Path, cell: Cell, aggregation: str | None = None, trainer: type = GRPOTrainer
-) -> Run:
+def train_ours(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer, **more: Any) -> Run:
     """Ours, with the aggregation that is TRL's own reduction, or with another one."""
-    more = dict(OURS[cell.ours])
-    if aggregation is not None or "aggregation" in cell.ours:
-        more["loss_aggregation"] = aggregation or cell.aggregation
-    return _train(model, folder, cell, [GRPOExtMixin, trainer], **more)
-
-
-def gaps(model: Path, folder: Path, cell: Cell, trainer: type = GRPOTrainer) -> tuple[float, float]:
-    """Train both; the largest relative gaps of a step's gradient and of a step's loss."""
-    theirs = train_trl(model, folder / "trl", cell, trainer)
-    ours = train_ours(model, folder / "ext", cell, trainer=trainer)
-    return gradient_gap(ours, theirs), loss_gap(ours, theirs)
+    own = {"loss_aggregation": OWN_AGGREGATION[cell.loss_type]} if "aggregation" in cell.ours else {}
+    return _train(model, folder, cell, [GRPOExtMixin, trainer], **{**OURS[cell.ours], **own, **more})
 
 
 def gradient_gap(ours: Run, theirs: Run) -> float:
@@ -216,20 +172,13 @@ class _TokenAdvantages:
         return batch
 
 
-class _Engine:
-    """Stands in for the vLLM engine, not for anything of TRL's: the rollouts are scripted, so nothing is to be done."""
-
-    def sync_weights(self) -> None:
-        pass
-
-
 class _SamplerCorrection:
     """TRL's importance-sampling correction for an external sampler, switched on where vLLM cannot be installed."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.use_vllm = True
-        self.vllm_generation = _Engine()
+        self.vllm_generation = SimpleNamespace(sync_weights=lambda: None)  # the rollouts are scripted
         self._last_loaded_step = -1
 
 
@@ -243,10 +192,9 @@ def sampled_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         logps_B_S_V = trainer.model(input_ids=ids_B_S).logits.float().log_softmax(-1)
     logps_B_S = logps_B_S_V[:, :-1].gather(2, ids_B_S[:, 1:, None]).squeeze(2)
     output["logprobs"] = []
-    for row, ids in enumerate(output["completion_ids"]):
-        first = len(output["prompt_ids"][row]) - 1
+    for prompt, ids, logps_S in zip(output["prompt_ids"], output["completion_ids"], logps_B_S, strict=True):
         noise = 0.3 * torch.randn(len(ids), generator=torch.Generator().manual_seed(zlib.crc32(bytes(ids))))
-        output["logprobs"].append((logps_B_S[row, first : first + len(ids)] + noise).tolist())
+        output["logprobs"].append((logps_S[len(prompt) - 1 :][: len(ids)] + noise).tolist())
     return output
 
 

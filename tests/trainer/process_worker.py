@@ -24,17 +24,12 @@ from trl_grpo_ext.rewards.judge import Judge
 from trl_grpo_ext.types import HookDeclaration, Part, Parts, Place
 
 Job = dict[str, Any]
-"""Settings of `tests.support.train`, and
+"""Settings of `tests.support.train`, the keys of `FLAGS`, and
 
-- `stock: true`: TRL's own trainer runs them,
-- `evaluate: N`: it also evaluates on so many other prompts,
-- `hooks: [...]`: advantage hooks, with `Watch` behind them,
-- the keys of `FLAGS`, each true,
-- `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
-- `float64: true`: log-probabilities in float64, which TRL's own are not,
-- `judge: URL`: a judge at this address, behind a reward that waits until the judge was asked,
-- `hostile: NAME`: a plugin or reward of `tests.trainer.hostile` is selected, or for `loss` a base class whose loss is
-  twice TRL's on the last rank; its error is kept instead of a result.
+- `stock`: TRL's own trainer runs them; `float64`: log-probabilities in float64, which TRL's own are not,
+- `evaluate`: on so many other prompts; `judge`: a judge's address, behind a reward that waits until it was asked,
+- `hooks`: with `Watch` behind them; `aggregations`: one for each optimizer step, in turn,
+- `hostile`: what of `tests.trainer.hostile` is selected, or `loss`; its error is kept instead of a result.
 """
 
 
@@ -50,11 +45,7 @@ def norms_in_float64(model: torch.nn.Module) -> None:
 
 
 class Float64Trainer(GRPOTrainer):
-    """TRL's trainer, with log-probabilities and entropies as precise as the model.
-
-    TRL 1.16 takes them from a fused head that computes in float32. This is what a user's own subclass could do. The
-    norms of a float64 model compute in float64 too, and not in float32.
-    """
+    """TRL's trainer, with log-probabilities and entropies as precise as the model; TRL's fused head has float32."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -104,6 +95,7 @@ class Watch:
         self.seen: list[dict[str, Any]] = []
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        live_B_T = rollout.mask_B_T > 0
         self.seen.append(
             {
                 "group_ids": rollout.group_ids_B.tolist(),
@@ -111,9 +103,7 @@ class Watch:
                 "local_rows": rollout.local_rows,
                 "all_rewards": rollout.gather(rollout.rewards_B).tolist(),
                 "totals": rollout.totals,
-                "advantages": [
-                    row[live > 0].tolist() for row, live in zip(advantages_B_T, rollout.mask_B_T, strict=True)
-                ],
+                "advantages": [row[live].tolist() for row, live in zip(advantages_B_T, live_B_T, strict=True)],
                 "parts": {name: (table.names, table.scores_B_M.tolist()) for name, table in rollout.parts.items()},
             }
         )
@@ -154,9 +144,9 @@ def vowels(completions: list[str], **columns: Any) -> list[Parts | None]:
     """Every vowel is worth its place in the alphabet; nothing to say about completions that begin with one."""
     scores: list[Parts | None] = []
     for text in completions:
-        worth = [("aeiou".index(c) / 5 + 0.1, i) for i, c in enumerate(text) if c in "aeiou"]
-        parts = [Part("vowel", value, places=(i, i + 1)) for value, i in worth]
-        scores.append(None if text[:1] in {*"aeiou"} else Parts(parts, sum(value for value, _ in worth)))
+        worth = {place: "aeiou".index(c) / 5 + 0.1 for place, c in enumerate(text) if c in "aeiou"}
+        parts = [Part("vowel", value, places=(place, place + 1)) for place, value in worth.items()]
+        scores.append(None if 0 in worth else Parts(parts, sum(worth.values())))
     return scores
 
 
@@ -181,9 +171,8 @@ def by_turn(completion_ids: list[list[int]], **columns: Any) -> list[float | Non
     scores: list[float | None] = []
     for ids in completion_ids:
         turns = (len(ids) + 1) // 4 + (1 if (len(ids) + 1) % 4 else 0)
-        values = [(sum(ids) + 3 * k) % 5 / 4 for k in range(turns)]
-        by_turn = Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, sum(values))
-        scores.append([by_turn, 0.5, None][sum(ids) % 7 % 3])
+        values = {f"turn {k}": ((sum(ids) + 3 * k) % 5 / 4, Place(turn=k)) for k in range(turns)}
+        scores.append([Parts(values, sum(value for value, _ in values.values())), 0.5, None][sum(ids) % 7 % 3])
     return scores
 
 
@@ -219,11 +208,11 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     """Run one training and return plain values and tensors."""
-    job, watch = dict(job), Watch()
-    stock, float64 = job.pop("stock", False), job.pop("float64", False)
-    ours, trls = (Float64ExtTrainer, Float64Trainer) if float64 else (GRPOExtTrainer, GRPOTrainer)
-    trainer_class = trls if stock else ours
-    if float64:
+    job = dict(job)
+    watch = Watch()
+    trainer_class = GRPOTrainer if (stock := job.pop("stock", False)) else GRPOExtTrainer
+    if job.pop("float64", False):
+        trainer_class = Float64Trainer if stock else Float64ExtTrainer
         job["dtype"] = "float64"
     if evaluated := job.pop("evaluate", 0):
         data = prompts(24).select(range(8, 8 + evaluated))

@@ -19,8 +19,6 @@ from tests.support import SIZES, Run, length_reward, prompts, relative_gap, scri
 from trl_grpo_ext import Forward, GRPOExtMixin, GRPOExtTrainer, Rollout
 from trl_grpo_ext.types import HookDeclaration
 
-# Hooks that change nothing.
-
 
 class Watch:
     """Keeps the advantages and the rollout of each generation batch."""
@@ -49,8 +47,6 @@ class WatchBoth(Watch):
         self.forwards.append((advantages_B_T.clone(), forward))
         return advantages_B_T
 
-
-# Classes of docs/pipelines.md, and a gradient computed without any of the trainers.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
 EXACT = 2e-5  # relative, in float32
@@ -111,7 +107,6 @@ def expected_gradient(
 
 
 def assert_gradient(run: Run, model: Path, rows: Sequence[Row], advantages: Any, weights: Any) -> None:
-    """The first step's gradient is this one, as far as float32 goes."""
     assert relative_gap(run.gradients[0], expected_gradient(model, rows, advantages, weights)) < EXACT
 
 
@@ -144,31 +139,30 @@ class Falling:
         return advantages_B_T / torch.arange(1.0, 1.0 + advantages_B_T.size(1))
 
 
-class FallingForward:
-    """The same at the loss forward."""
-
-    declares = HookDeclaration(independent=True)
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return advantages_B_T / torch.arange(1.0, 1.0 + advantages_B_T.size(1))
-
-
-class Doubled:
+class Doubled(Falling):
     """Twice the advantage, at the rollout."""
-
-    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return 2.0 * advantages_B_T
 
 
-class DoubledForward:
-    """Twice the advantage, at the loss forward."""
+class AtForward:
+    """What a hook does at the rollout, at the loss forward."""
 
     declares = HookDeclaration(independent=True)
+    hook: Any
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return 2.0 * advantages_B_T
+        changed_B_T: torch.Tensor = self.hook().on_rollout(advantages_B_T, forward)
+        return changed_B_T
+
+
+class FallingForward(AtForward):
+    hook = Falling
+
+
+class DoubledForward(AtForward):
+    hook = Doubled
 
 
 # A tiny model that calls a tool: it generates with biases that make it write one of a few scripts.
@@ -203,7 +197,6 @@ def save_tool_model(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in (CALL, CALLED)])
-
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token=END, unk_token="<unk>", padding_side="left"
@@ -216,8 +209,8 @@ def save_tool_model(folder: Path) -> Path:
     return folder
 
 
-def biases(tokenizer: Any, scripts: Mapping[str, Sequence[str]]) -> list[list[Any]]:
-    """A `sequence_bias` under which the model writes one of the texts behind each context."""
+def biases(tokenizer: Any, scripts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """`generation_kwargs` under which the model writes one of the texts behind each context."""
     found: dict[tuple[int, ...], float] = {}
     for context, texts in scripts.items():
         before = tokenizer(context)["input_ids"]
@@ -225,7 +218,14 @@ def biases(tokenizer: Any, scripts: Mapping[str, Sequence[str]]) -> list[list[An
             ids = tokenizer(text + END)["input_ids"]
             for place in range(len(ids)):
                 found[(*before, *ids[: place + 1])] = 600.0
-    return [[list(ids), bias] for ids, bias in found.items()]
+    return {"sequence_bias": [[list(ids), bias] for ids, bias in found.items()]}
+
+
+def talker(model: Path) -> Any:
+    """The tokenizer of a model that calls tools."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.response_template = RESPONSE
+    return tokenizer
 
 
 TEMPERATURE = 20.0
@@ -282,26 +282,14 @@ def scripted(prompts: list[Any], trainer: Any) -> dict[str, Any]:
 
 def pictured(name: str, where: Path | str, trainer: type = GRPOExtTrainer, **settings: Any) -> Run:
     """A training; `several` and `same_text` are of the data."""
-    folder, processor = (
-        settings.pop("folder", None) or saved(name)[0],
-        settings.pop("processor", None) or saved(name)[1],
-    )
+    folder = settings.pop("folder", None) or saved(name)[0]
+    processor = settings.pop("processor", None) or saved(name)[1]
     shown = {key: settings.pop(key) for key in ("several", "same_text") if key in settings}
     rows = tiny_vision.pictures(settings.pop("prompt_count", 4), **shown)
-    settings = {
-        "train_dataset": rows,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "learning_rate": 0.01,
-        "seed": 3,
-        "rollout_func": scripted,
-        **settings,
-    }
+    batch = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "learning_rate": 0.01, "seed": 3}
+    settings = {"train_dataset": rows, **batch, "rollout_func": scripted, **settings}
     reward = settings.get("reward_funcs", "by_length")
     settings["reward_funcs"] = REWARDS[reward] if isinstance(reward, str) else reward
-    hooks = settings.pop("advantage_hooks", None)
-    if hooks is not None:
-        settings["hooks"] = hooks
     if settings.pop("evaluates", False):
         settings |= {"eval_dataset": rows, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     return train(folder, Path(where), trainer, scripted=False, processing_class=processor, **settings)

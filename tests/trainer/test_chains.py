@@ -24,6 +24,7 @@ CHAIN: list[Any] = [
     {"name": "clip_advantages", "low": -0.5, "high": 1.0},
     "entropy_shaping",
 ]
+LAST_TURN = {"name": "masked_turns", "pick": "last"}
 SCALE = {"name": "sign_scaling", "positive": 0.5}
 FITTING: dict[str, Any] = {
     "pass_at_k": {"k": 2, "threshold": 4.0},
@@ -36,44 +37,26 @@ FITTING: dict[str, Any] = {
 return spans, and the policy begins as its own reference."""
 
 
-def examples() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for info in available("advantage_hook"):
-        if not info.builtin:
-            continue
-        found[info.name] = []
-        for selection in documented_example(info):
-            chosen = {"name": selection} if isinstance(selection, str) else dict(selection)
-            found[info.name].append({**chosen, **FITTING.get(chosen["name"], {})})
-    return found
+def fitting(selection: Any) -> dict[str, Any]:
+    chosen = {"name": selection} if isinstance(selection, str) else dict(selection)
+    return {**chosen, **FITTING.get(chosen["name"], {})}
 
 
 def job(hooks: Any, rows: int) -> Job:
-    return {
-        "hooks": hooks,
-        "per_device_train_batch_size": rows,
-        "prompt_count": 6,
-        "part_rewards": True,
-        "beta": 0.04,
-        "num_iterations": 2,  # so that the second step is off policy
-        "max_steps": 2,
-        "loss_aggregation": "token_mean",
-        "learning_rate": 0.02,
-    }
+    plugins = {"hooks": hooks, "part_rewards": True, "loss_aggregation": "token_mean"}
+    off_policy = {"num_iterations": 2, "max_steps": 2, "beta": 0.04, "learning_rate": 0.02}
+    return {**plugins, **off_policy, "per_device_train_batch_size": rows, "prompt_count": 6}
 
 
-EXAMPLES = examples()
-"""Selections of every built-in hook, by its name."""
+BUILT_IN = [info for info in available("advantage_hook") if info.builtin]
+EXAMPLES: dict[str, Any] = {info.name: [*map(fitting, documented_example(info))] for info in BUILT_IN}
 
 SHAPER = "tests.trainer.process_worker:Shapes"
 WITH_SHAPERS = {"shaper, TRL's estimator": [SHAPER], "shaper, transform, estimator": [SHAPER, SCALE, "centred"]}
 
 WITH_TURNS = {
     "returns of turns": ["turn_rewards"],
-    "turns plus outcome": [
-        {"name": "turn_rewards", "form": "turn_plus_outcome"},
-        {"name": "masked_turns", "pick": "last"},
-    ],
+    "turns plus outcome": [{"name": "turn_rewards", "form": "turn_plus_outcome"}, LAST_TURN],
     "states of turns": [SHAPER, {"name": "gigpo", "normalise": True}],
 }
 """With what an environment wrote in the completions, and rewards of turns."""
@@ -108,9 +91,8 @@ def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def test_every_rank_knows_the_parts_of_all(two: list[Results]) -> None:
-    (first, ones), (second, nans) = (
-        result["uneven parts"]["rollouts"][0]["parts"]["first_prompts_only"] for result in two
-    )
+    tables = [result["uneven parts"]["rollouts"][0]["parts"] for result in two]
+    (first, ones), (second, nans) = (table["first_prompts_only"] for table in tables)
     assert first == second == ("first",)
     assert ones == [[1.0]] * 4
     assert all(score != score for (score,) in nans)
@@ -149,8 +131,6 @@ def test_advantages_and_gradient_of_split_groups(
     assert first["advantages"] == pytest.approx(alone["advantages"], abs=2e-4)
     assert relative_gap(first["gradients"][0], alone["gradients"][0]) < 1e-5
     assert relative_gap(first["gradients"][1], alone["gradients"][1]) < 1e-3  # from weights that differ by rounding
-    ours, theirs = (
-        {name: value for name, value in run["logs"][0].items() if name.startswith(("advantage/", "reward", "parts/"))}
-        for run in (first, alone)
-    )
-    assert ours == pytest.approx(theirs, abs=1e-4)
+    for logged, value in alone["logs"][0].items():
+        if logged.startswith(("advantage/", "reward", "parts/")):
+            assert first["logs"][0][logged] == pytest.approx(value, abs=1e-4), logged

@@ -27,14 +27,8 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, res
     whole = train(tiny_model, tmp_path, trainer_arguments=hooks, **settings)
     assert state_of(whole)["coefficient"] != pytest.approx(0.5, rel=1e-3)  # it has adapted
 
-    resumed = GRPOExtTrainer(
-        str(tiny_model),
-        length_reward,
-        arguments(tmp_path, **settings),
-        train_dataset=prompts(),
-        rollout_func=scripted_rollout,
-        **hooks,
-    )
+    data = {"train_dataset": prompts(), "rollout_func": scripted_rollout}
+    resumed = GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, **settings), **data, **hooks)
     resumed.evaluate(prompts())  # generates before training, so the state must not be taken as begun
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert resumed.advantage_hooks[0].state_dict() == state_of(whole)

@@ -32,21 +32,19 @@ def slowly(model: Any, rollout: Rollout, temperature: float = 1.0, entropies: bo
         completion = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0]
         with torch.no_grad():
             logits = model(torch.cat([prompt, completion]).unsqueeze(0)).logits[0].double() / temperature
-        logps = logits.log_softmax(-1)
-        places = range(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        logps = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         if entropies:
-            result.append([float(-(logps[place].exp() * logps[place]).sum()) for place in places])
-            continue
-        result.append([float(logps[place, token]) for place, token in zip(places, completion, strict=True)])
+            result.append([float(-(at_place.exp() * at_place).sum()) for at_place in logps])
+        else:
+            result.append([float(at_place[token]) for at_place, token in zip(logps, completion, strict=True)])
     return result
 
 
 def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[float]], rollout: Rollout) -> None:
     assert logps_B_T is not None
     assert logps_B_T.shape == rollout.mask_B_T.shape
-    for row, expected in enumerate(rows):
-        live = logps_B_T[row][rollout.mask_B_T[row] > 0]
-        torch.testing.assert_close(live.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-5)
+    expected = torch.tensor([logp for row in rows for logp in row], dtype=torch.float64)
+    torch.testing.assert_close(logps_B_T[rollout.mask_B_T > 0].double(), expected, rtol=0, atol=2e-5)
 
 
 def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path) -> None:
@@ -76,16 +74,11 @@ def test_reference_of_an_adapter(tiny_model: Path, tmp_path: Path, adapter: Lora
 def test_reference_trained_further(tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float) -> None:
     hook, recorder = Watch("old_logps", "ref_logps"), Recorder()
     torch.manual_seed(3)  # the adapter's numbers are drawn
-    GRPOExtTrainer(
-        get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), adapter),
-        length_reward,
-        arguments(tmp_path, beta=beta),
-        train_dataset=prompts(4),
-        processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
-        rollout_func=scripted_rollout,
-        callbacks=[recorder],
-        advantage_hooks=[hook],
-    ).train()
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), adapter)
+    given: dict[str, Any] = {"train_dataset": prompts(4), "rollout_func": scripted_rollout, "callbacks": [recorder]}
+    given["processing_class"] = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    args = arguments(tmp_path, beta=beta)
+    GRPOExtTrainer(adapted, length_reward, args, advantage_hooks=[hook], **given).train()
     first, second = hook.rollouts
     live = first.mask_B_T > 0
     assert first.old_logps_B_T is not None
@@ -148,11 +141,10 @@ def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_pat
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool) -> None:
-    if absolute:
-        torch.manual_seed(0)
-        shape = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
-        model: Any = GPT2LMHeadModel(GPT2Config(**shape)).eval()
-    else:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+    model: Any = GPT2LMHeadModel(GPT2Config(**shape)).eval()
+    if not absolute:
         model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     plain = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0].detach()
     add_fused_lm_head(model)
@@ -169,31 +161,28 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
     vocabulary = {**AutoTokenizer.from_pretrained(tiny_model).get_vocab(), "a": 4, "b": 3}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(tmp_path)
-    AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
-    with pytest.raises(ConfigurationError, match=differs):
+    with pytest.raises(ConfigurationError, match="'Watch' has a different vocabulary: 2 "):
         train(tiny_model, tmp_path, hooks=[Watch(teachers=(str(tmp_path),))])
 
 
-@pytest.mark.parametrize(
-    ("hook", "message"),
-    [
-        ("kl_in_reward", "'kl_in_reward' needs a reference policy, but beta is 0.0"),
-        ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
-        (Watch("entropies"), "'Watch' needs entropies but has only on_rollout"),
-        (Watch("sampling_logps"), "'Watch' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        ("future_kl", "'future_kl' acts on how far the policy has moved, .*num_iterations="),
-    ],
-    ids=["kl", "teacher", "entropies", "sampling", "several updates"],
-)
-def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        train(tiny_model, tmp_path, hooks=[hook], scripted=False)
+LACKING: dict[str, Any] = {
+    "'kl_in_reward'.*beta": "kl_in_reward",
+    "'teacher_log_ratio'.*beta": {"name": "teacher_log_ratio", "teacher": "reference"},
+    "old_entropies": Watch("entropies"),
+    "rollout_func": Watch("sampling_logps"),
+    "'future_kl'.*num_iterations=": "future_kl",
+}
+
+
+@pytest.mark.parametrize("says", LACKING)
+def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        train(tiny_model, tmp_path, hooks=[LACKING[says]], scripted=False)
 
 
 def test_a_loaded_teacher_sees_no_images() -> None:
     hooks = LogpsForHooks([], cast(Any, None), SimpleNamespace(pad_token_id=0))
     hooks._loaded["a/teacher"] = object()
     assert hooks.with_prompts({"prompt_ids": torch.ones(1, 2)}, []) == {}
-    with pytest.raises(ConfigurationError, match=r"'a/teacher' .*images"):
+    with pytest.raises(ConfigurationError, match="'a/teacher'"):
         hooks.with_prompts({"pixel_values": torch.ones(1, 3, 2, 2)}, [])

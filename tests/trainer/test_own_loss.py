@@ -44,9 +44,7 @@ class DecayedInside(GRPOTrainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "base"),
-    [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")],
-    ids=["mixed, compute_loss", "on top, compute_loss", "on top, _compute_loss"],
+    ("make", "base"), [(each, "compute_loss") for each in (mixed, on_top)] + [(on_top, "_compute_loss")]
 )
 @pytest.mark.parametrize("hook", [Falling, FallingForward])
 def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
@@ -71,7 +69,7 @@ def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
     twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
     ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
     assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < EXACT
-    with pytest.raises(SelfCheckError, match=r"MineDecayedInside .*pieces"):
+    with pytest.raises(SelfCheckError, match="MineDecayedInside"):
         train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
 
 
@@ -94,9 +92,7 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
     assert ours.trainer.seen >= 2
     assert all(torch.equal(ours.weights[name], plain.weights[name]) for name in plain.weights)
     for our_log, plain_log in zip(ours.logs, plain.logs, strict=True):  # trying it out left nothing behind
-        assert {k: v for k, v in our_log.items() if "seconds" not in k} == pytest.approx(
-            {k: v for k, v in plain_log.items() if "seconds" not in k}
-        )
+        assert our_log == pytest.approx(plain_log)
 
 
 @pytest.mark.slow
@@ -118,7 +114,7 @@ def test_own_loss_by_tokens_takes_an_aggregation(tiny_model: Path, tmp_path: Pat
     tokens = sum(len(ids) for _, ids in rows)
     advantages = constant(group_advantages(rows).tolist(), rows)
     assert_gradient(run, tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
-    with pytest.raises(SelfCheckError, match="weight of a token"):
+    with pytest.raises(SelfCheckError):
         train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
 
 
@@ -128,12 +124,9 @@ def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
 
-    def plugins(hook: Any) -> dict[str, Any]:
-        return {"hooks": [hook], "max_steps": 1}
-
-    assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
-    with pytest.raises(SelfCheckError, match="forward pass"):
-        train(tiny_model, tmp_path / "forward", mixed(Early), **plugins(DoubledForward()))
+    assert train(tiny_model, tmp_path / "rollout", mixed(Early), hooks=[Doubled()], max_steps=1).gradients
+    with pytest.raises(SelfCheckError):
+        train(tiny_model, tmp_path / "forward", mixed(Early), hooks=[DoubledForward()], max_steps=1)
 
 
 def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Path) -> None:

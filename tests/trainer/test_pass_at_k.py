@@ -24,11 +24,12 @@ def test_it_is_the_share_of_all_choices() -> None:
     worked_by_hand = {(1, 4, 2): 1 / 2, (2, 8, 4): 11 / 14, (0, 8, 8): 0.0, (1, 8, 8): 1.0, (5, 8, 4): 1.0}
     for chosen, value in worked_by_hand.items():
         assert estimate_pass_at_k(*chosen) == pytest.approx(value, abs=1e-15)
-    for sampled, passed, k in itertools.product(range(1, 7), range(7), range(1, 7)):
-        if passed > sampled or k > sampled:
-            continue
-        choices = list(itertools.combinations([True] * passed + [False] * (sampled - passed), k))
-        assert estimate_pass_at_k(passed, sampled, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+    for passed, failed in itertools.product(range(4), range(4)):
+        for k in range(1, passed + failed + 1):
+            choices = list(itertools.combinations([True] * passed + [False] * failed, k))
+            assert estimate_pass_at_k(passed, passed + failed, k) == pytest.approx(
+                sum(map(any, choices)) / len(choices)
+            )
 
 
 def collected(table: list[list[float]], problems: int | None = None, **settings: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
 
 
 def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
-    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 .*fewer than 2"):
+    with pytest.warns(UserWarning, match="pass@2: 2 of 3"):
         found = collected([[1, 0, NAN, NAN, 1, NAN, NAN, NAN, NAN, NAN, NAN, NAN]])
     assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0}
     with pytest.warns(UserWarning, match="left out"):
@@ -99,19 +100,18 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
     assert not any("pass@" in name for log in history for name in log if not name.startswith("eval_"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions are more than the 4 that an evaluation samples"),
-        ({"pass_at_k": [0]}, "pass_at_k must be a whole number, 1 or more, got 0"),
-        ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "pass_thresholds: a must be a number, got 'high'"),
-        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        arguments(tmp_path, **settings)
-    assert message in str(raised.value)
+REFUSED: dict[str, dict[str, Any]] = {
+    "8 completions": {"pass_at_k": [1, 8]},
+    "got 0": {"pass_at_k": [0]},
+    "got 'high'": {"pass_at_k": [1], "pass_thresholds": {"a": "high"}},
+    "without pass_at_k": {"pass_thresholds": {"a": 1.0}},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        arguments(tmp_path, **REFUSED[said])
 
 
 @pytest.mark.slow
@@ -126,10 +126,9 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 
     with pytest.warns(UserWarning, match="no eval_dataset"):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
-    with pytest.raises(ConfigurationError, match=r"length_reward, other.*length_reward: 1\.0"):
-        build()
-    with pytest.raises(ConfigurationError, match=r"'accuracy'.*length_reward, other"):
-        build(pass_thresholds={"accuracy": 1.0})
+    for thresholds in (None, {"accuracy": 1.0}):
+        with pytest.raises(ConfigurationError, match="length_reward, other"):
+            build(pass_thresholds=thresholds)
     metrics = build(pass_thresholds={"other": 0.0, "length_reward": 99.0}).evaluate()
     assert (metrics["eval_pass@2/other"], metrics["eval_pass@2/length_reward"]) == (1.0, 0.0)
 
@@ -137,21 +136,16 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 @pytest.mark.slow
 def test_pass_at_k_in_two_processes(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems on two processes of one and a half groups each: three in a batch, and the sixth is the first again.
-    job = {
-        **{key: SETTINGS[key] for key in ("pass_at_k", "max_steps")},
-        "per_device_train_batch_size": 6,
-        "per_device_eval_batch_size": 6,
-        "num_generations": 4,
-        "evaluate": 5,
-        "pass_thresholds": {"length_reward": 0.3},
-    }
-    two, other = launch({"five": dict(job)}, tiny_model, tmp_path / "two")
-    one = run_job(
-        tiny_model, tmp_path / "one", {**job, "per_device_train_batch_size": 12, "per_device_eval_batch_size": 4}
-    )
-    names = ("eval_pass@1", "eval_pass@3")
-    (expected,) = [[log[name] for name in names] for log in one["logs"] if names[0] in log]
+    def logged(result: dict[str, Any]) -> list[float]:
+        (found,) = [[log["eval_pass@1"], log["eval_pass@3"]] for log in result["logs"] if "eval_pass@1" in log]
+        return found
+
+    job: dict[str, Any] = {"pass_at_k": [1, 3], "pass_thresholds": {"length_reward": 0.3}, "evaluate": 5}
+    job |= {"max_steps": 1, "num_generations": 4}
+    cut = {"per_device_train_batch_size": 6, "per_device_eval_batch_size": 6}
+    ranks = launch({"five": {**job, **cut}}, tiny_model, tmp_path / "two")
+    whole = {"per_device_train_batch_size": 12, "per_device_eval_batch_size": 4}
+    expected = logged(run_job(tiny_model, tmp_path / "one", {**job, **whole}))
     assert 0 < expected[0] < expected[1] < 1
-    for rank in (two, other):
-        found = [[log[name] for name in names] for log in rank["five"]["logs"] if names[0] in log]
-        assert found == [pytest.approx(expected, abs=1e-6)]
+    for rank in ranks:
+        assert logged(rank["five"]) == pytest.approx(expected, abs=1e-6)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,13 @@ def made(
     model: Path,
     folder: Path,
     trainer_class: type = GRPOExtTrainer,
-    rewards: Any = length_reward,
     hooks: Any = None,
     aggregation: Any = None,
     **settings: Any,
 ) -> Any:
-    return trainer_class(
-        str(model),
-        rewards,
-        arguments(folder, **{**SAVING, **settings}),
-        train_dataset=prompts(),
-        rollout_func=scripted_rollout,
-        advantage_hooks=hooks,
-        loss_aggregation=aggregation,
-    )
+    args = arguments(folder, **{**SAVING, **settings})
+    given = {"train_dataset": prompts(), "rollout_func": scripted_rollout}
+    return trainer_class(str(model), length_reward, args, advantage_hooks=hooks, loss_aggregation=aggregation, **given)
 
 
 @pytest.fixture(scope="module")
@@ -77,53 +69,35 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
     assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
 
 
+OTHER = [{**WEIGHTS, "negative": 3.0}, "centred"]
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
-    "a parameter": (
-        {"hooks": [{**WEIGHTS, "negative": 3.0}, "centred"]},
-        r"advantage hook sign_scaling: parameter negative 2\.0 in the checkpoint, 3\.0 here",
-    ),
-    "a weight": ({"reward_weights": [0.5]}, r"reward length_reward: weight 1\.0 in the checkpoint, 0\.5 here"),
+    "a parameter": ({"hooks": OTHER}, "sign_scaling: parameter negative 2.0 in the checkpoint, 3.0 here"),
+    "a weight": ({"reward_weights": [0.5]}, "length_reward: weight 1.0 in the checkpoint, 0.5 here"),
 }
 
 
-@pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
+@pytest.mark.parametrize(("given", "difference"), CHANGED.values(), ids=CHANGED.keys())
 def test_change_stops_resuming(
-    tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str
+    tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], difference: str
 ) -> None:
-    with pytest.raises(ManifestError, match=sentence) as stopped:
+    with pytest.raises(ManifestError) as stopped:
         resume(tiny_model, run, tmp_path, **given)
+    assert difference in str(stopped.value)
     assert f"{run / 'checkpoint-1'}" in str(stopped.value)
     assert str(stopped.value).count(" in the checkpoint") == 1  # that one and no other
     assert not (tmp_path / FILE).exists()
 
 
-WARNED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
-    "told to": (
-        lambda manifest: None,
-        {"hooks": [{**WEIGHTS, "negative": 3.0}, "centred"], "plugin_changes": "warn"},
-        "parameter negative 2.0 in the checkpoint, 3.0 here",
-    ),
-    "unreadable": (
-        lambda manifest: manifest.write_text('{"format": 1, "plu'),
-        {"plugin_changes": "warn"},
-        "cannot be read as a record of plugins",
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("change", "given", "sentence"), WARNED.values(), ids=WARNED.keys())
-def test_what_is_a_warning(
-    tiny_model: Path, run: Path, tmp_path: Path, change: Callable[[Path], object], given: dict[str, Any], sentence: str
-) -> None:
-    checkpoint = tmp_path / "copy" / "checkpoint-1"
-    shutil.copytree(run / "checkpoint-1", checkpoint)
-    change(checkpoint / FILE)
-    with pytest.warns(ManifestWarning, match=sentence):
-        assert resume(tiny_model, tmp_path / "copy", tmp_path / "out", **given).state.global_step == 2
-    if sentence.startswith("cannot be read"):
-        with pytest.raises(ManifestError, match="JSONDecodeError"):
-            resume(tiny_model, tmp_path / "copy", tmp_path / "stops")
+def test_what_is_a_warning(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    with pytest.warns(ManifestWarning, match=r"3\.0"):
+        resume(tiny_model, run, tmp_path / "told to", hooks=OTHER, plugin_changes="warn")
+    shutil.copytree(run / "checkpoint-1", tmp_path / "copy" / "checkpoint-1")
+    (tmp_path / "copy" / "checkpoint-1" / FILE).write_text('{"format": 1, "plu')
+    with pytest.warns(ManifestWarning, match="JSONDecodeError"):
+        resume(tiny_model, tmp_path / "copy", tmp_path / "out", plugin_changes="warn")
+    with pytest.raises(ManifestError, match="JSONDecodeError"):
+        resume(tiny_model, tmp_path / "copy", tmp_path / "stops")
 
 
 def test_a_damaged_training_state_is_not_resumed_in_silence(tiny_model: Path, run: Path, tmp_path: Path) -> None:
@@ -163,17 +137,14 @@ def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
     run = {"output_dir": str(tmp_path / "run"), "hooks": [WEIGHTS], "per_device_train_batch_size": 4}
     other = {"hooks": [{**WEIGHTS, "negative": 3.0}], "output_dir": str(tmp_path / "other")}
     from_first = {"resume": str(tmp_path / "run" / "checkpoint-1")}
-    both = on_two_ranks(
-        run_attempts,
-        [
-            {**run, "safe": True},
-            {**run, **other, **from_first},
-            {**run, **from_first, "by_rank": [{}, other]},
-            {**run, **other, **from_first, "plugin_changes": "warn"},
-            {**run, "resume": True, "max_steps": 3, "safe": True},
-        ],
-        tiny_model,
-    )
+    attempts = [
+        {**run, "safe": True},
+        {**run, **other, **from_first},
+        {**run, **from_first, "by_rank": [{}, other]},
+        {**run, **other, **from_first, "plugin_changes": "warn"},
+        {**run, "resume": True, "max_steps": 3, "safe": True},
+    ]
+    both = on_two_ranks(run_attempts, attempts, tiny_model)
     for trained, all_differ, one_differs, warned, resumed in both:
         assert (trained["steps"], trained["warnings"]) == (2, [])
         assert all_differ["error"] == one_differs["error"] == "ManifestError"

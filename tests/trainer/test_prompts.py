@@ -17,38 +17,32 @@ STEPS: dict[str, Any] = {"max_steps": 8, "prompt_count": 8, "shuffle_dataset": T
 
 
 class Recorded:
-    """Draws in order of number from those that are left, and retires what was drawn `rounds` times."""
+    """Draws what it is told, a round after the other; by default the rows in order of number."""
 
     __name__ = "recorded"
     declares = SamplerDeclaration()
 
-    def __init__(self, rounds: int = 100) -> None:
-        self.rounds, self.times, self.drawn, self.seen = rounds, dict[int, int](), list[list[int]](), []
-        self.seen: list[Sequence[PromptOutcome]]
+    def __init__(self, *told: Sequence[int]) -> None:
+        self.told = told
+        self.seen: list[Sequence[PromptOutcome]] = []
 
     def start(self, pool: PromptPool) -> None:
-        self.size, self.times, self.answers = len(pool.rows), {}, pool.column("answer")
+        self.told = self.told or [range(first, first + 2) for first in range(0, len(pool.rows), 2)]
+        self.answers = pool.column("answer")
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
-        left = sorted(range(self.size), key=lambda row: (self.times.get(row, 0), row))
-        left = [row for row in left if self.times.get(row, 0) < self.rounds][:count]
-        if len(left) < count:
-            return None
-        self.drawn.append(left)
-        self.times.update({row: self.times.get(row, 0) + 1 for row in left})
-        return left
+        return [*self.told[round_number]] if round_number < len(self.told) else None
 
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         self.seen.append(outcomes)
 
     def metrics(self) -> Mapping[str, float]:
-        return {"rows_seen": float(len(self.times))}
+        return {"rounds_seen": float(len(self.seen))}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"times": {str(row): times for row, times in self.times.items()}}
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.times = {int(row): times for row, times in state["times"].items()}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def sampled(model: Path, folder: Path, sampler: Any, **settings: Any) -> Run:
@@ -78,14 +72,14 @@ def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shu
 def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Path) -> None:
     sampler = Recorded()
     run = sampled(tiny_model, tmp_path, sampler, max_steps=3)
-    assert [[outcome.row for outcome in outcomes] for outcomes in sampler.seen] == sampler.drawn[:3]
+    assert [[outcome.row for outcome in outcomes] for outcomes in sampler.seen] == [[0, 1], [2, 3], [4, 5]]
     assert sampler.answers == list(range(8))
     for outcomes, log in zip(sampler.seen, run.logs, strict=False):
         mean = sum(outcome.reward for outcome in outcomes) / len(outcomes)
         assert mean == pytest.approx(log["reward"], abs=1e-6)
         assert [outcome.means["length_reward"] for outcome in outcomes] == [outcome.reward for outcome in outcomes]
         assert sum(outcome.length for outcome in outcomes) / 2 == pytest.approx(log["completions/mean_length"])
-        assert log["prompts/rows_seen"] == 2 * (1 + sampler.seen.index(outcomes))
+        assert log["prompts/rounds_seen"] == 1 + sampler.seen.index(outcomes)
         assert {outcome.verdict for outcome in outcomes} == {None}
 
 
@@ -111,41 +105,29 @@ def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: di
 
 @pytest.mark.slow
 def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) -> None:
-    sampler = Recorded(rounds=1)
-    run = sampled(tiny_model, tmp_path, sampler, max_steps=50)
+    run = sampled(tiny_model, tmp_path, Recorded(), max_steps=50)
     assert run.trainer.state.global_step == 4  # two of eight prompts at a time
-    with pytest.raises(ConfigurationError, match="no prompts"):
-        sampled(tiny_model, tmp_path, Recorded(rounds=0))
-
-
-class Wrong(Recorded):
-    """Draws what it is told."""
-
-    def __init__(self, drawn: Any) -> None:
-        super().__init__()
-        self.told = drawn
-
-    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
-        if isinstance(self.told, Exception):
-            raise self.told
-        return list(self.told)
+    empty = Recorded()
+    empty.draw = lambda *arguments: None  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError):
+        sampled(tiny_model, tmp_path, empty)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", [[1], [1, 1], [1, 8], [-1, 2]])
-def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any) -> None:
-    with pytest.raises(PluginOutputError, match="draw must return 2 different numbers"):
-        sampled(tiny_model, tmp_path, Wrong(drawn))
+def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: list[int]) -> None:
+    with pytest.raises(PluginOutputError, match="'recorded'"):
+        sampled(tiny_model, tmp_path, Recorded(drawn))
 
 
 def test_what_cannot_be_drawn_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
-    with pytest.raises(ConfigurationError, match="prompt_sampler: save_steps=1"):
+    with pytest.raises(ConfigurationError, match="save_steps=1"):
         sampled(tiny_model, tmp_path, Recorded(), save_strategy="steps", save_steps=1, **settings)
     stream = prompts(8).to_iterable_dataset()
     with pytest.raises(ConfigurationError, match="prompt_sampler"):
         sampled(tiny_model, tmp_path, Recorded(), train_dataset=stream)
-    with pytest.raises(ConfigurationError, match="batch has 2 prompts, but train_dataset has fewer"):
+    with pytest.raises(ConfigurationError, match="train_dataset"):
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
 
 

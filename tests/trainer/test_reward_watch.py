@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.judge_server import judge_server
-from tests.support import length_reward, train
+from tests.support import length_reward, relative_gap, train
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Job, run_job
 from trl_grpo_ext import GRPOExtConfig
@@ -41,9 +41,7 @@ class AsyncCallable:
 def test_every_form_trains_as_the_list_does(tiny_model: Path, tmp_path: Path, reward: Any) -> None:
     listed = train(tiny_model, tmp_path / "list", max_steps=1, reward_timeout=60.0)
     other = train(tiny_model, tmp_path / "other", max_steps=1, reward_funcs=reward)
-    assert other.losses == listed.losses
-    assert other.gradients[0].keys() == listed.gradients[0].keys()
-    assert all(torch.equal(other.gradients[0][name], gradient) for name, gradient in listed.gradients[0].items())
+    assert relative_gap(other.gradients[0], listed.gradients[0]) == 0.0
 
 
 EARLY: Job = {"max_steps": 1, "per_device_train_batch_size": 4}

@@ -14,8 +14,7 @@ from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
 from trl_grpo_ext.errors import ConfigurationError
 
-Selected = tuple[Any, Any, Any]
-"""Rewards, advantage hooks, loss aggregation."""
+Selected = tuple[Any, Any, Any]  # rewards, advantage hooks, loss aggregation
 
 
 def selected(args: GRPOExtConfig) -> Selected:
@@ -39,10 +38,7 @@ EVERYTHING: Selected = (
 )
 
 YAML = """
-rewards:
-  - gsm8k_accuracy
-  - {name: think_format, weight: 0.2}
-  - trl-grpo-ext:tag_format
+rewards: [gsm8k_accuracy, {name: think_format, weight: 0.2}, "trl-grpo-ext:tag_format"]
 advantage_hooks:
   - leave_one_out
   - name: entropy_shaping
@@ -75,15 +71,11 @@ def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp
 
 def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, GRPOConfig, max_steps=1)
-    trainer = GRPOExtTrainer(
-        str(tiny_model),
-        [length_reward, *load_rewards(["think_format", "gsm8k_accuracy"])],
-        args,
-        train_dataset=prompts(),
-        rollout_func=scripted_rollout,
-        advantage_hooks=["leave_one_out", EntropyShaping(alpha=0.2)],
-        loss_aggregation={"name": "constant_length", "length": 8},
-    )
+    rewards = [length_reward, *load_rewards(["think_format", "gsm8k_accuracy"])]
+    plugins: dict[str, Any] = {"advantage_hooks": ["leave_one_out", EntropyShaping(alpha=0.2)]}
+    plugins["loss_aggregation"] = {"name": "constant_length", "length": 8}
+    data = {"train_dataset": prompts(), "rollout_func": scripted_rollout}
+    trainer = GRPOExtTrainer(str(tiny_model), rewards, args, **data, **plugins)
     trainer.train()
     names = ("length_reward", "think_format", "gsm8k_accuracy")
     assert {f"rewards/{name}/mean" for name in names} <= trainer.state.log_history[0].keys()
@@ -108,15 +100,14 @@ def test_none_on_the_command_line_switches_off_what_yaml_selects(tmp_path: Path,
 
 
 def test_resume_of_the_command_line_is_no_folder(tmp_path: Path) -> None:
-    assert parsed(tmp_path, "--resume_from_checkpoint", "true").resume_from_checkpoint is True
-    assert parsed(tmp_path, "--resume_from_checkpoint", "False").resume_from_checkpoint is None
-    assert parsed(tmp_path, "--resume_from_checkpoint", "out/true").resume_from_checkpoint == "out/true"
+    for word, expected in {"true": True, "False": None, "out/true": "out/true"}.items():
+        assert parsed(tmp_path, "--resume_from_checkpoint", word).resume_from_checkpoint == expected
     assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
 
 
 def test_settings_of_compact_updates(tmp_path: Path) -> None:
     assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
-    with pytest.raises(ConfigurationError, match="share_prompts needs compact_updates: exact"):
+    with pytest.raises(ConfigurationError):
         arguments(tmp_path, share_prompts=True)
 
 

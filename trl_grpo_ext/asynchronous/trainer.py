@@ -25,7 +25,6 @@ from ..guard.calls import is_async, unique_names
 from ..guard.reward_watch import RewardWatch
 from ..records.log import LiveLog
 from ..trainer.batch import BatchKeys, row_entries
-from ..trainer.facts import LossSettings, Progress
 from ..trainer.hook_states import has_state
 from ..trainer.record_stage import RecordStage
 from ..trainer.reductions import Computed, LossForward, PolicyPass, reduction_of
@@ -33,6 +32,7 @@ from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
 from ..trainer.upstream import asynchronous as upstream
 from ..trainer.upstream import reading
+from ..trainer.upstream.reading import LossSettings, Progress
 from ..types import Declaration, Part, Rollout, StepTotals, Totals, implements, role_of
 
 LOSS_TYPE = "dapo"  # what TRL's synchronous trainer calls this trainer's loss
@@ -195,7 +195,8 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
         self._dropped: dict[int, str] = {}  # groups since the last one that was kept, and why
 
     async def _score_group(self, group: Any) -> list[Any]:
-        watch, metrics = RewardWatch(self._plugins.settings.reward_timeout), dict[str, float]()
+        watch = RewardWatch(self._plugins.settings.reward_timeout)
+        metrics = dict[str, float]()
         loggers = {"log_metric": metrics.__setitem__, "log_extra": lambda column, values: None}  # which the watch keeps
         scored: dict[str, Sequence[float | None]] = {}
         self.reward_funcs = [
@@ -206,9 +207,8 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
             samples: list[Any] = await super()._score_group(group)
         if self._plugins.read_rollouts or {*self._weights} - {1.0}:
             if {len(sequences) for sequences in group.completions_sequences} != {1}:
-                raise ConfigurationError(
-                    "A conversation did not become one training row, which plugins need: raise fork_threshold_tokens."
-                )
+                what = "A conversation did not become one training row, which plugins need"
+                raise ConfigurationError(f"{what}: raise fork_threshold_tokens.")
             for name, scores in scored.items():
                 for sample, score in zip(samples, scores, strict=True):
                     sample.metrics[f"rewards/{name}"] = float("nan") if score is None else float(score)
@@ -272,10 +272,11 @@ class Steps:
     """Everything of ours that acts in the training process."""
 
     def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
-        self._trainer, self.plugins = trainer, plugins
+        self._trainer = trainer
+        self.plugins = plugins
         facts: Any = reading.UnevenRanks(trainer.accelerator)
         facts.accumulation = facts.steps_per_generation = 1  # what weights span here is one optimizer step
-        self._facts, self._agreement, self._gather = facts, facts.agreement, facts.gather
+        self._facts = facts
         self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
         self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
@@ -283,29 +284,28 @@ class Steps:
 
     def prepare(self, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Weigh and record an optimizer step, whose micro-batches are all here."""
-        trl, rank = self._trainer, self._facts.rank
+        trl = self._trainer
         trl.model.train()  # as for each step; before the first, metrics would be those of an evaluation
         dealt = [pickle.loads(inputs[ROWS].cpu().numpy().tobytes()) for inputs in micro_batches]  # of this run's making
         rows: list[Row] = [row for here in dealt for row in here]
-        with self._agreement.section(), self._facts.device:
-            own = [[row.sample.group_id, int(row.sample.completion_mask.sum()), rank] for row in rows]
-            facts_N_C = self._gather(torch.tensor(own))
+        with self._facts.agreement.section(), self._facts.device:
+            own = [[row.sample.group_id, int(row.sample.completion_mask.sum()), self._facts.rank] for row in rows]
+            facts_N_C = self._facts.gather(torch.tensor(own))
             _, groups_N = torch.unique(facts_N_C[:, 0], return_inverse=True)
-            sequences, tokens = len(groups_N), int(facts_N_C[:, 1].sum())
-            counts: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "micro_batches": len(micro_batches)}
+            counts: dict[str, Any] = {"tokens": int(facts_N_C[:, 1].sum()), "sequences": len(groups_N)}
+            counts["micro_batches"] = len(micro_batches)
             counts |= {"prompts": int(groups_N.max()) + 1, "processes": self._facts.ranks, "step": StepTotals(**counts)}
             counts["max_completion_length"] = trl.args.max_completion_length
-            of_group = rows[0].of_group
-            known: Any = {name: torch.tensor([row.of_group[name] for row in rows]) for name in of_group}
+            known: Any = {name: torch.tensor([row.of_group[name] for row in rows]) for name in rows[0].of_group}
             zero_variance_B = known.pop("zero_variance")
             stages = {name: rollouts.padded([row.stages[name] for row in rows]) for name in rows[0].stages}
             signs = [row.allowed_signs for row in rows if row.allowed_signs is not None]
-            first = int((facts_N_C[:, 2] < rank).sum())
+            first = int((facts_N_C[:, 2] < self._facts.rank).sum())
             local = slice(first, first + len(rows))
             known |= {"num_generations": trl.args.num_generations, "group_ids_B": groups_N[local], "local_rows": local}
             known["advantages_B_T"] = stages[[*stages][-1]]
             of_run = trl.reward_weights.tolist(), trl.processing_class, trl.eos_token_ids, trl.state.global_step
-            rollout = replace(rollout_of(rows, counts, self._gather, *of_run), **known)
+            rollout = replace(rollout_of(rows, counts, self._facts.gather, *of_run), **known)
             entries: dict[str, Any] = {
                 "advantages": rollout.advantages_B_T,
                 "completion_ids": rollout.completion_ids_B_T,
@@ -316,7 +316,7 @@ class Steps:
                 **row_entries(rollout, zero_variance_B, rollouts.padded(signs) if signs else None),
             }
         if implements(self.plugins.aggregation, "weights"):
-            with self._agreement.section():
+            with self._facts.agreement.section():
                 weights_B_T = entries[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)
             self.records.saw_weights(weights_B_T, entries["advantages"], rollout.mask_B_T)
         self._token_losses.carry(entries, rollout)
@@ -346,8 +346,8 @@ class Steps:
             outputs = model(**given)
             logps_B_T = spread(outputs.log_probs.flatten()[index_M].float())
             entropies_B_T = spread(outputs.entropy.flatten()[index_M].detach().float())
-            context = forward.context(logps_B_T, entropies_B_T, progress, self._gather)
-            with self._agreement.section():
+            context = forward.context(logps_B_T, entropies_B_T, progress, self._facts.gather)
+            with self._facts.agreement.section():
                 before, signs_B_T = forward.inputs["advantages"], forward.inputs.get(BatchKeys.allowed_signs)
                 after_B_T, changes = self.plugins.chain.on_forward(before, context, signs_B_T)
             self.records.saw_changes(changes, forward.inputs[BatchKeys.row_id], forward.mask_B_T)

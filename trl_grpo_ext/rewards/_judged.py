@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..guard.messages import completion_text
 from ..guard.outcomes import Consequence, Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import Checked, amount, column, flag
-from ._text.json_text import Located, is_near, read_number, read_plain_number
+from ._text.json_text import Located, is_near
 
 ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
 IN_A_WORKER = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -18,16 +18,13 @@ class Judged(Checked):
 
     __name__ = "judged"
     can: ClassVar[Sequence[Outcome]]  # the outcomes that it can have
+    usual: ClassVar[Mapping[Outcome, Consequence]] = {}  # its own values of outcomes, where they are others than usual
     reads: ClassVar[str] = "the reference"  # what `unparseable_reference` is about, for the warning
     outcomes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual())
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """This reward's own values of outcomes, if they differ from the usual ones."""
-        return {}
+        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
@@ -84,13 +81,7 @@ class Comparing(Judged):
             return self.same_texts(said.value, right.value)
         return bool(said.value == right.value)
 
-    def same_texts(self, said: str, right: str) -> bool:
-        return self._normalised(said) == self._normalised(right)
-
-    def same_numbers(self, said: str, right: float) -> bool:
-        number = read_plain_number(said)
-        return number is not None and is_near(number, read_number(repr(right)), self.absolute, self.relative)
-
-    def _normalised(self, text: str) -> str:
-        text = " ".join(text.split()) if self.ignore_space else text
-        return text.casefold() if self.ignore_case else text
+    def same_texts(self, *texts: str) -> bool:
+        spaced = [" ".join(text.split()) if self.ignore_space else text for text in texts]
+        said, right = (text.casefold() if self.ignore_case else text for text in spaced)
+        return said == right

@@ -1,24 +1,21 @@
 """A sequence-classification model as a reward: toxicity, sentiment, a topic, or a reward model with one output."""
 
-from __future__ import annotations
-
-import contextlib
 import functools
 import importlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
 from ..guard.parameters import Checked, checked_text, choice, column, number, whole
 from ..guard.parameters import text as text_field
 
-_CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 _LOADING = threading.Lock()
 
 
@@ -26,15 +23,14 @@ class Classifier(Checked, kw_only=False):
     """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
-    at the first call, once per process for all rewards that use it, and runs in evaluation mode without gradients. A
-    model without a trained classification head is refused.
+    at the first call, once per process for all rewards that use it. One without a trained classification head is
+    refused.
 
     The probability is a sigmoid if the model's configuration says `multi_label_classification`, else a softmax over the
     labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
 
     A text longer than `max_length` tokens, or than the model's limit, is cut: "completion" keeps its beginning,
-    "prompt_and_completion" its end. A policy could then hide what the classifier dislikes after the cut, so make
-    `max_length` long enough for your completions.
+    "prompt_and_completion" its end. A policy could hide what the classifier dislikes after the cut.
 
     Args:
         model: Name or path of the model.
@@ -42,7 +38,7 @@ class Classifier(Checked, kw_only=False):
         score: "probability" or "logit".
         sign: Factor on the score.
         batch_size: Texts per forward pass; they are batched by length.
-        device: Such as "cpu" or "cuda:1". None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
+        device: Such as "cpu" or "cuda:1"; None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
         max_length: In tokens.
         text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template, if
             it has one, together with the completion.
@@ -68,26 +64,22 @@ class Classifier(Checked, kw_only=False):
         self._source = (self.model, self.device, "right" if self.text == "completion" else "left")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
-
-        A `RewardError` is about the model's head or its scores, a `ConfigurationError` about the label.
-        """
+        """`B` scores; None where the tokenizer gives no tokens (some do for an empty text)."""
         if not completions:
             return []
         torch = importlib.import_module("torch")
         with _LOADING:
             model, tokenizer = _load(*self._source)
         texts = [completion_text(completion) for completion in completions]
-        most = _CHARACTERS_PER_TOKEN * self.max_length
-        cut = slice(most)
+        cut = slice(32 * self.max_length)  # in characters, before a megabyte is tokenised
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
             texts = [_after_prompt(prompt, said, tokenizer) for prompt, said in zip(prompts, texts, strict=True)]
-            cut = slice(-most, None)
+            cut = slice(-cut.stop, None)
         texts = [text.encode("utf-8", "replace").decode()[cut] for text in texts]  # it takes no lone surrogates
         label = _label_index(str(self.model), self.label, model.config)
-        limits = (self.max_length, tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))
-        longest = min(limit for limit in limits if limit is not None)
+        positions = getattr(model.config, "max_position_embeddings", None) or self.max_length
+        longest = min(self.max_length, tokenizer.model_max_length, positions)
         encoded = tokenizer(texts, truncation=True, max_length=longest, padding=False)
         rows = [row for row, ids in enumerate(encoded["input_ids"]) if ids]
         rows.sort(key=lambda row: -len(encoded["input_ids"][row]))  # the largest batch first: if it fits, all do
@@ -110,13 +102,9 @@ class Classifier(Checked, kw_only=False):
 
 def _label_index(model: str, label: str | int | None, config: Any) -> int:
     names = {int(index): str(name) for index, name in config.id2label.items()}
-    if label is None and len(names) == 1:
-        return 0
-    if isinstance(label, int) and label in names:
-        return label
-    found = [index for index, name in names.items() if name == label]
-    if len(found) == 1:
-        return found[0]
+    found = [index for index, name in names.items() if label in (index, name)]
+    if len(found) == 1 or (label is None and len(names) == 1):
+        return (found or [0])[0]
     raise ConfigurationError(f"classifier: the model {model!r} has no label {label!r}; its labels are {names}.")
 
 
@@ -139,32 +127,17 @@ def _load(name: str, device: str | None, truncation_side: str) -> tuple[Any, Any
     transformers = importlib.import_module("transformers")
     sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
     tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides)
-    with _no_sharding():
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            name, dtype="auto", output_loading_info=True
-        )
-    untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
+    made = transformers.AutoModelForSequenceClassification
+    deepspeed = importlib.import_module("transformers.integrations.deepspeed")
+    # Without ZeRO-3, which would shard the model over ranks that then wait for each other.
+    with mock.patch.object(deepspeed, "_hf_deepspeed_config_weak_ref", None):
+        model, report = made.from_pretrained(name, dtype="auto", output_loading_info=True)
+    untrained = sorted([*report["missing_keys"], *map(str, report.get("mismatched_keys", ()))])
     if untrained:
-        raise RewardError(
-            f"classifier: the model {name!r} has no trained weights for {untrained}: it scores at random."
-        )
+        raise RewardError(f"classifier: the model {name!r} has no trained weights for {untrained}.")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
     rank = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
     return model.to(device or rank).eval().requires_grad_(False), tokenizer
-
-
-@contextlib.contextmanager
-def _no_sharding() -> Iterator[None]:
-    """Load without DeepSpeed ZeRO-3, which would shard the model over ranks that then wait for each other."""
-    deepspeed = importlib.import_module("transformers.integrations.deepspeed")
-    held = getattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
-    config = held() if held is not None else None
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            deepspeed.set_hf_deepspeed_config(config)

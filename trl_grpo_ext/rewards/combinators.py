@@ -1,39 +1,33 @@
 """Rewards made of other rewards: `weighted`, `gated`, `product` and `per_column`.
 
-Their children are reward functions of any form, including async, and are checked as by the trainer. In a selection they
-are selections themselves (`takes`).
+Their children are reward functions of any form, including async, and are checked as by the trainer.
 """
 
-from __future__ import annotations
-
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers, unique_names
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_number, checked_text
-from ..guard.parameters import column as checked_column
+from ..guard.parameters import checked_number, checked_text, column
 from ..types import Part, Parts, RewardDeclaration
 
+_Reward = Callable[..., Any]
 _CONFORMANCE = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
 
 class _Combined:
-    """What rewards made of rewards share: those inside begin early where they can, and are called and checked."""
-
     __name__: str
     _children: Sequence[Callable[..., Any]]
 
     def start_workers(self) -> None:
-        """Let the rewards inside start their worker processes."""
         for child in self._children:
             start_workers(child)
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let the rewards inside begin early."""
         for child in self._children:
             start_scoring(child, {"completions": completions, **columns})
 
@@ -51,9 +45,8 @@ class _Combined:
 
 class _OfList(_Combined):
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
-        name = self.__name__
         if not isinstance(rewards, list | tuple) or not rewards:
-            raise ConfigurationError(f"{name}: rewards must be a list of at least one reward, got {rewards!r}")
+            raise ConfigurationError(f"{self.__name__}: rewards must be a list of rewards, got {rewards!r}")
         self.rewards = [self._checked(f"rewards[{index}]", child) for index, child in enumerate(rewards)]
         self._children = self.rewards
         self._names = unique_names([reward_name(reward) for reward in self.rewards])
@@ -70,16 +63,13 @@ class _OfList(_Combined):
 class Weighted(_OfList):
     """Score the weighted sum of rewards, without those that give None; None where all do.
 
-    For use inside another reward, such as `gated`: at the top level, TRL's own sum gives the same. If a reward gives
-    `Parts`, so does this: its parts under its name (`<reward>/<part>`), their weights times its weight, and the other
-    rewards as parts of the whole completion.
+    For use inside another reward: at the top level, TRL's own sum gives the same. If a reward gives `Parts`, so does
+    this: its parts under its name (`<reward>/<part>`), their weights times its weight, and the other rewards as parts
+    of the whole completion.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
         weights: One finite number per reward if they are not selections; None means those of the selections, or 1.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or weights are given both here and in the selections.
     """
 
     __name__ = "weighted"
@@ -105,8 +95,7 @@ class Weighted(_OfList):
             return total
         parts: list[Part] = []
         for name, weight, score in said:
-            of_reward = score.parts if isinstance(score, Parts) and score.parts else [Part("", float(score))]
-            for part in of_reward:
+            for part in getattr(score, "parts", ()) or [Part("", float(score))]:
                 signed = part.score if part.score is None or weight >= 0 else -part.score
                 label = f"{name}/{part.name}" if part.name else name
                 parts.append(Part(label, signed, abs(weight) * part.weight, part.places))
@@ -139,7 +128,7 @@ class Product(_OfList):
         parts: list[Part] = []
         for at, (name, score) in enumerate(zip(self._names, scores, strict=True)):
             others = math.prod(numbers[:at] + numbers[at + 1 :], start=self.factor)
-            for part in score.parts if isinstance(score, Parts) else ():
+            for part in getattr(score, "parts", ()):
                 scaled = None if part.score is None else others * part.score
                 parts.append(part._replace(name=f"{name}/{part.name}", score=scaled))
         return Parts(parts, total)
@@ -148,8 +137,8 @@ class Product(_OfList):
 class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
-    For instance, correctness that counts only if the format is right. Where the gate gives None the score is None;
-    where it is open, the score is the reward's own, including None and parts. Both get the whole batch.
+    Where the gate gives None the score is None; where it is open, the score is the reward's own, including None and
+    parts. Both get the whole batch.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
@@ -159,13 +148,10 @@ class Gated(_Combined):
     """
 
     __name__ = "gated"
-    declares = RewardDeclaration(
-        takes=("reward", "gate"), conformance={"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
-    )
+    _example: ClassVar = {"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
+    declares = RewardDeclaration(takes=("reward", "gate"), conformance=_example)
 
-    def __init__(
-        self, reward: Callable[..., Any], gate: Callable[..., Any], *, threshold: float = 1.0, otherwise: Any = 0.0
-    ) -> None:
+    def __init__(self, reward: _Reward, gate: _Reward, *, threshold: float = 1.0, otherwise: Any = 0.0) -> None:
         self.reward = self._checked("reward", reward)
         self.gate = self._checked("gate", gate)
         self.threshold = checked_number("gated: threshold", threshold, "a finite number")
@@ -187,9 +173,8 @@ class Gated(_Combined):
 class PerColumn(_Combined):
     """Score each completion with the reward for its row's value in a column.
 
-    For instance, mathematics and code in one dataset. Each reward is called once per batch with its own rows in order,
-    or not at all if it has none. Scores pass through, including None and parts. A column that it logs has None in other
-    rows.
+    Each reward is called once per batch with its own rows in order, or not at all if it has none. Scores pass through,
+    including None and parts. A column that it logs has None in other rows.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key `true` matches the values True and
     "True". The metric `per_column/<column>/unrouted` is the share of rows without a matching key; without a default, a
@@ -199,55 +184,44 @@ class PerColumn(_Combined):
         column: The column's name.
         rewards: The reward for each of its values. In a selection, selections.
         default: The reward for all other values; without it they get None.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or two keys are equal as text.
     """
 
     __name__ = "per_column"
-    declares = RewardDeclaration(
-        takes=("rewards", "default"),
-        conformance={"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}},
-    )
+    _example: ClassVar = {"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}}
+    declares = RewardDeclaration(takes=("rewards", "default"), conformance=_example)
 
-    def __init__(
-        self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, column: str, rewards: Mapping[Any, _Reward], default: _Reward | None = None) -> None:
         if not isinstance(rewards, Mapping) or not rewards:
             raise ConfigurationError(f"per_column: rewards must map values of the column to rewards, got {rewards!r}")
         self.column = checked_text("per_column: column", column)
-        self.rewards: dict[str, Callable[..., Any]] = {}
-        for value, reward in rewards.items():
-            if str(value) in self.rewards:
-                raise ConfigurationError(f"per_column: two of the keys {list(rewards)!r} are the value {str(value)!r}")
-            self.rewards[str(value)] = self._checked(f"rewards[{value!r}]", reward)
+        self.rewards = {str(value): self._checked(f"rewards[{value!r}]", one) for value, one in rewards.items()}
+        if len(self.rewards) < len(rewards):
+            raise ConfigurationError(f"per_column: two keys of rewards are the same text: {list(rewards)!r}")
         self.default = None if default is None else self._checked("default", default)
         self._children = [reward for reward in (*self.rewards.values(), self.default) if reward is not None]
 
-    def _routes(self, columns: Mapping[str, Any], count: int) -> dict[str | None, list[int]]:
-        """The values that have a reward, None for all others, each with its rows."""
-        values = [str(value) for value in checked_column("per_column", self.column, columns, count)]
+    def _routes(self, columns: Mapping[str, Any], count: int) -> Iterator[tuple[str | None, Any, list[int]]]:
+        """Each value that has a reward, and None for all others, with the reward and its rows, if it has any."""
         rows: dict[str | None, list[int]] = {value: [] for value in (*self.rewards, None)}
-        for row, value in enumerate(values):
+        for row, value in enumerate(map(str, column("per_column", self.column, columns, count))):
             rows[value if value in self.rewards else None].append(row)
-        return {route: some for route, some in rows.items() if some}
+        for route, some in rows.items():
+            if some:
+                yield route, self.default if route is None else self.rewards[route], some
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let each reward begin early with its rows."""
         count = len(completions)
-        for route, rows in self._routes(columns, count).items():
-            reward = self.default if route is None else self.rewards[route]
+        for _, reward, rows in self._routes(columns, count):
             start_scoring(reward, select_rows({"completions": completions, **columns}, count, rows))
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores, or None where there is no reward or the reward gave None."""
         count = len(completions)
-        columns = {"completions": completions, **kwargs}
         scores: list[float | None] = [None] * count
         logged: dict[str, list[Any]] = {}
-        routes = self._routes(kwargs, count)
-        for route, rows in routes.items():
-            reward = self.default if route is None else self.rewards[route]
+        unrouted = 0
+        for route, reward, rows in self._routes(kwargs, count):
+            unrouted = len(rows) if route is None else unrouted
             if reward is None:
                 unknown = sorted({str(kwargs[self.column][row]) for row in rows})
                 warnings.warn(
@@ -256,7 +230,7 @@ class PerColumn(_Combined):
                     stacklevel=2,
                 )
                 continue
-            cut = select_rows(columns, count, rows)
+            cut = select_rows({"completions": completions, **kwargs}, count, rows)
             cut |= {name: kwargs[name] for name in ("log_metric", "log_extra") if name in kwargs}
             if cut.get("log_extra") is not None:
 
@@ -269,10 +243,10 @@ class PerColumn(_Combined):
             owner = f"{self.__name__}.{(route or 'default').replace('/', '_')}"
             for row, score in zip(rows, self._scores(reward, cut, owner), strict=True):
                 scores[row] = score
-        for column, values in logged.items():
-            kwargs["log_extra"](column, values)
+        for name, values in logged.items():
+            kwargs["log_extra"](name, values)
         if kwargs.get("log_metric") is not None and count:
-            kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(routes.get(None, ())) / count)
+            kwargs["log_metric"](f"per_column/{self.column}/unrouted", unrouted / count)
         return scores
 
 
@@ -282,12 +256,8 @@ def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, 
     changed = dict(columns)
 
     def own(path: str) -> str:  # `outcomes/NAME/right`, `judge/NAME/seconds`; of a column, `NAME_outcome`
-        parts = path.split("/")
-        for place in reversed(range(len(parts))):
-            if parts[place] == name or parts[place].startswith((f"{name}.", f"{name}_")):
-                parts[place] = f"{owner}.{parts[place]}"
-                break
-        return "/".join(parts)
+        last = rf"(.*/)?({re.escape(name)}(?:[._][^/]*)?)(?=/|$)"
+        return re.sub(rf"^{last}", lambda found: f"{found[1] or ''}{owner}.{found[2]}", path)
 
     if (log_metric := columns.get("log_metric")) is not None:
         changed["log_metric"] = lambda path, value: log_metric(own(path), value)

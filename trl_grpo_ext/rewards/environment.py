@@ -1,13 +1,11 @@
 """What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ..credit.turns import Exchange, is_tool_error, tool_calls
@@ -17,11 +15,6 @@ from ..types import Parts, Place, RewardDeclaration
 from .turns import exchanges_of
 
 Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
-
-
-@dataclass(frozen=True)
-class _Idle:
-    step_rewards: tuple[float, ...] = ()
 
 
 class EnvironmentSteps(Checked):
@@ -36,23 +29,16 @@ class EnvironmentSteps(Checked):
     be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls. A
     turn without steps has no part. A step that paid None, or NaN, adds nothing.
 
-    Source: none of its own; OpenEnv's RFC 004 has rewards by step, and TRL trains on one number for each completion.
-
     Args:
         score: The completion's value: the "sum" of its steps' rewards, their "mean", or the "last" one.
     """
 
     __name__ = "environment_steps"
-    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle(), None]}})
+    declares = RewardDeclaration(conformance={"columns": {"environments": [SimpleNamespace(step_rewards=[]), None]}})
     score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
-        """`B` scores; None where the environment paid nothing, not even 0.
-
-        Raises:
-            RewardError: There are no environments, or one has no rewards by step.
-            PluginOutputError: There are steps that no turn can have taken.
-        """
+        """`B` scores; None where the environment paid nothing, not even 0; a `RewardError` where it has no steps."""
         environments = columns.get("environments")
         if environments is None:
             raise RewardError("environment_steps needs an environment: give the trainer an environment_factory.")
@@ -64,11 +50,9 @@ class EnvironmentSteps(Checked):
         exchanged = exchanges_of(completion)
         turns = _turns_of(steps, exchanged)
         if turns is None:
-            raise PluginOutputError(
-                f"environment_steps: at row {row} {type(environment).__qualname__} has {len(steps)} rewards of steps, "
-                f"and the completion calls tools {[len(tool_calls(message)) for message, _ in exchanged]} "
-                "times in its turns. Wrap the environment_factory in record_steps."
-            )
+            calls = [len(tool_calls(message)) for message, _ in exchanged]
+            said = f"row {row} has {len(steps)} rewards of steps, and calls tools {calls} times in its turns"
+            raise PluginOutputError(f"environment_steps: {said}. Use record_steps.")
         paid = [(turn, value) for turn, (_, value) in zip(turns, steps, strict=True) if value is not None]
         if not paid:
             return None if steps else Parts({}, 0.0)
@@ -91,27 +75,25 @@ def steps_of(environment: Any) -> list[Step]:
         raise RewardError(f"environment_steps: {kind} has no rewards by step; wrap its factory in record_steps.")
     pairs = [step if isinstance(step, tuple) and len(step) == 2 else (None, step) for step in found]
     try:
-        numbers = [None if value is None or value != value else float(value) for _, value in pairs]
+        return [(name, None if value is None or value != value else float(value)) for name, value in pairs]
     except (TypeError, ValueError) as error:
         raise RewardError(f"environment_steps: a reward of {kind} is no number: {found!r:.200}.") from error
-    return [(name, number) for (name, _), number in zip(pairs, numbers, strict=True)]
 
 
 def _turns_of(steps: Sequence[Step], turns: Sequence[Exchange]) -> list[int] | None:
-    """The turn of each step; None if they cannot be found."""
     calls = [(turn, str(call.get("name"))) for turn, (message, _) in enumerate(turns) for call in tool_calls(message)]
     if all(name is not None for name, _ in steps):
         left = iter(calls)
         found = [next((turn for turn, called in left if called == name), None) for name, _ in steps]
         return None if None in found else [turn for turn in found if turn is not None]
-    failed: list[bool | None] = []  # None where no answer came
-    for message, answers in turns:
-        results: list[bool | None] = [is_tool_error(answer.get("content")) for answer in answers]
+    ended: list[tuple[int, bool | None]] = []  # each call's turn, and whether it failed; None where no answer came
+    for turn, (message, answers) in enumerate(turns):
         called = len(tool_calls(message))
-        failed += (results + [None] * called)[:called]
-    everything = [turn for turn, _ in calls]
-    ran = [turn for turn, error in zip(everything, failed, strict=True) if not error]
-    returned = [turn for turn, error in zip(everything, failed, strict=True) if error is False]
+        results = [*(is_tool_error(answer.get("content")) for answer in answers), *[None] * called]
+        ended += [(turn, error) for error in results[:called]]
+    everything = [turn for turn, _ in ended]
+    ran = [turn for turn, error in ended if not error]
+    returned = [turn for turn, error in ended if error is False]
     candidates = (everything, ran, returned, sorted(set(everything)))
     return next((of_steps for of_steps in candidates if len(of_steps) == len(steps)), None)
 

@@ -1,7 +1,5 @@
 """Rewards by the form of a completion: `think_format` and `tag_format`. Their places are the tags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +12,6 @@ _OPEN = "<think>"
 _CLOSE = "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_NUMBER = "number"
 
 
 def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -42,9 +39,9 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
     A dense companion of `think_format` for models that don't know the format yet. A tag earns its 0.1 if it occurs
-    exactly once, so repeating tags never pays, and stands after every tag before it in the list that has earned:
-    `<answer>18</answer>` alone scores 0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy`
-    reads it) between the answer's tags, if both have earned. Other text does not matter.
+    exactly once and stands after every tag before it in the list that has earned: `<answer>18</answer>` alone scores
+    0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy` reads it) between the answer's
+    tags, if both have earned. Other text does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.
@@ -52,7 +49,7 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     """
     scores: list[float | None] = []
     for earned in (_earning(completion_text(completion)) for completion in completions):
-        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
+        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, "number")]
         scores.append(Parts(parts, len(earned) / 10))
     return scores
 
@@ -70,5 +67,5 @@ def _earning(text: str) -> dict[str, Place]:
         end = earned["</answer>"].start
         inside = text[start:end]
         if extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None:
-            earned[_NUMBER] = Place(start, end)
+            earned["number"] = Place(start, end)
     return earned

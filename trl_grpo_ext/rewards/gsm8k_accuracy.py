@@ -1,9 +1,6 @@
 """Is the final number of the completion GSM8K's answer?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 from ..guard.messages import completion_text
@@ -13,20 +10,18 @@ from ..types import RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, Judged
 from ._text.final_answer import final_number, parse_reference, read_reference
 
-_ROUNDING = Fraction(1, 10**9)
-_UNREAD = "the reference is not one number"
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
 class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 
-    How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
-    described in `rewards._text.final_answer`. A number that is only a part of an expression (`18!`, `\sqrt{18}`, "half
-    of 18") is not the answer, nor is one of several (`3:18`, "17 or 18"), nor one that the text denies ("not 18").
-    Numbers are compared by value and exactly: 18, 18.00, $18 and 36/2 are the same number, 7.41 is not 7, and 33.33 is
-    not 33.333. The only tolerance is 1e-9 of the reference, for floating-point errors (17.999999999999996). A percent
-    sign and units are ignored. "60 million" equals both 60 and 60,000,000, because GSM8K asks for either.
+    The final number is the last explicit answer (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18"), else the
+    last number. One that is only a part of an expression (`18!`, `\sqrt{18}`, "half of 18") is not the answer, nor is
+    one of several (`3:18`, "17 or 18"), nor one that the text denies ("not 18"). Numbers are compared by value and
+    exactly: 18, 18.00, $18 and 36/2 are the same number, and 33.33 is not 33.333. The only tolerance is 1e-9 of the
+    reference, for floating-point errors. A percent sign and units are ignored. "60 million" equals both 60 and
+    60,000,000, because GSM8K asks for either.
 
     Args:
         outcomes: Values of the outcomes `right` (1.0), `wrong` (0.0), `no_answer` (0.0) and `unparseable_reference`
@@ -60,11 +55,11 @@ class GSM8KAccuracy(Judged):
 def _judged(completion: Any, answer: Any) -> Judgement:
     reference = parse_reference(answer)
     if reference is None:
-        return Judgement(Outcome.UNPARSEABLE, f"{_UNREAD}: {shown(str(answer)[-80:])}")
+        return Judgement(Outcome.UNPARSEABLE, f"the reference is not one number: {shown(str(answer)[-80:])}")
     number = final_number(completion_text(completion))
     if number is None or number.value is None or number.face is None:
         return Judgement(Outcome.NO_ANSWER)
-    tolerance = abs(reference) * _ROUNDING
+    tolerance = abs(reference) / 10**9
     right = any(abs(value - reference) <= tolerance for value in (number.value, number.face))
     return Judgement(Outcome.RIGHT if right else Outcome.WRONG)
 

@@ -1,7 +1,5 @@
 """Which fields of the completion's JSON hold the expected values?"""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +12,6 @@ from ..types import Part, Parts, RewardDeclaration
 from ._judged import Comparing
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
 
-_LONGEST_REFERENCE = 1_000_000
 _DEEPEST = 200
 
 
@@ -23,24 +20,23 @@ class JSONFields(Comparing):
 
     The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
     names are paths such as `address.city` and `items[0].price`; a key that is no word is written as `["a.b"]`. The
-    place of a part is its value in the completion. A field that is missing scores 0 and has no place. A field whose
-    key, or that of an object around it, is repeated scores 0 too, since parsers disagree on which one counts.
+    place of a part is its value in the completion. A field that is missing, or whose key or that of an object around it
+    is repeated, scores 0.
 
-    Values must be of the same JSON type: the text "18" is not the number 18, and 1 is not true. Numbers are compared as
-    decimals, so 1.0 is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
+    Values must be of the same JSON type: the text "18" is not the number 18. Numbers are compared as decimals, so 1.0
+    is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
 
     Args:
         column: The dataset's column of expected values: JSON text, or a mapping. Of a mapping, entries that are None
             are left out, since `datasets` gives every row the keys of all rows; to expect null, give text.
-        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
-            "whole": the whole completion. "last": the last closed object that is not part of another value.
+        extract: Where the JSON is, "fence", "whole" or "last", as in `json_schema`.
         absolute: How far a number may be away from the right one.
         relative: The same, as a share of the right one. The larger of the two counts.
         ignore_case: Compare texts without regard to case.
         ignore_space: Compare texts without white space at their ends, and with each run of it inside as one space.
         extra: What each key or item that is not expected, and each repetition of a key, takes off the sum of the
-            fields, at most as often as there are fields; the reward is never below 0. It is a part of its own, `extra`,
-            whose places are these values, or the JSON's last character where there are none.
+            fields, at most as often as there are fields; the reward is never below 0. The part `extra` stands at these
+            values, or at the JSON's last character where there are none.
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         outcomes: Values of the outcomes `right` (all of it), `no_answer` (no JSON), `unparseable_reference` (the
@@ -54,13 +50,8 @@ class JSONFields(Comparing):
     declares = RewardDeclaration(
         reference_column="fields",
         conformance={
-            "columns": {"fields": ['{"answer": 18, "unit": {"name": "eggs"}}']},
-            "completions": [
-                '```json\n{"answer": 18, "unit": {"name": "eggs"}}\n```',
-                '```json\n{"answer": 17, "unit": {"name": "eggs"}}\n```',
-                '```json\n{"answer": 17}\n```',
-                "18",
-            ],
+            "columns": {"fields": ['{"answer": 18, "unit": "eggs"}']},
+            "completions": ['```json\n{"answer": 18, "unit": "eggs"}\n```', '```json\n{"answer": 17}\n```', "18"],
         },
     )
 
@@ -73,11 +64,14 @@ class JSONFields(Comparing):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_depth > _DEEPEST:
-            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth!r}.")
+            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth}.")
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         try:
-            right = _reference(_as_text(expected))
+            if not isinstance(expected, str | Mapping):
+                raise TypeError("neither JSON text nor a mapping")
+            is_text = isinstance(expected, str)
+            right = _reference(expected if is_text else json.dumps(_without_none(expected, _DEEPEST), allow_nan=False))
         except (ValueError, TypeError, RecursionError, AmbiguousError, RefusedError) as error:
             return Judgement(Outcome.UNPARSEABLE, f"{shown(expected)[:60]}: {shown(str(error))}")
         absent = self._parts(right, None)
@@ -109,24 +103,20 @@ class JSONFields(Comparing):
         return Parts(parts, max(total / count, 0.0))
 
 
-def _fields(
-    right: Located, said: list[Located], strays: list[tuple[int, int]]
-) -> Iterator[tuple[str, Located, list[Located], bool]]:
-    """Each expected field: its path, its value, what the completion has there, and whether no key around is repeated.
+_Field = tuple[str, Located, list[Located], bool]
 
-    What the completion has beyond that is added to `strays`.
-    """
+
+def _fields(right: Located, said: list[Located], strays: list[tuple[int, int]]) -> Iterator[_Field]:
+    """Each expected field: path, value, what the completion has there, and whether no key around is repeated."""
     waiting = [("", right, said, True)]
     while waiting:
         path, wanted, found, once = waiting.pop()
         there: dict[str | int, list[Located]] = {key: [] for key, _ in wanted.members}
-        for one in found if wanted.kind in ("object", "array") else ():
-            for key, value in one.members if one.kind == wanted.kind else ():
-                known = there.get(key)
-                if known is None or known:
-                    strays.append((value.start, value.end))
-                if known is not None:
-                    known.append(value)
+        for key, value in (member for one in found if one.kind == wanted.kind for member in one.members):
+            if there.get(key) != []:
+                strays.append((value.start, value.end))
+            if key in there:
+                there[key].append(value)
         if not wanted.members:
             yield path, wanted, found, once
         inner = [(_path(path, key), value, there[key], once and len(there[key]) <= 1) for key, value in wanted.members]
@@ -141,14 +131,6 @@ def _path(path: str, key: str | int) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _as_text(expected: Any) -> str:
-    if isinstance(expected, str):
-        return expected
-    if not isinstance(expected, Mapping):
-        raise TypeError("neither JSON text nor a mapping")
-    return json.dumps(_without_none(expected, _DEEPEST), allow_nan=False)
-
-
 def _without_none(value: Any, depth: int) -> Any:
     if depth == 0:
         raise ValueError(f"nested more than {_DEEPEST} deep")
@@ -159,8 +141,8 @@ def _without_none(value: Any, depth: int) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _reference(text: str) -> Located:
-    if len(text) > _LONGEST_REFERENCE:
-        raise ValueError(f"{len(text)} characters, more than {_LONGEST_REFERENCE}")
+    if len(text) > 1_000_000:
+        raise ValueError(f"{len(text)} characters, more than a million")
     read = read_located(text, 0, len(text), _DEEPEST)
     if not read.members:
         raise ValueError("no object or array with anything in it")

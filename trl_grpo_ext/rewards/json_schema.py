@@ -1,7 +1,5 @@
 """Does the completion hold JSON that a schema accepts?"""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Consequence, Judgement, Outcome, shown
+from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import choice, number, optional_module, seconds, text, whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
@@ -25,16 +23,14 @@ _DEEPEST = 50  # to which jsonschema can follow any schema that does not apply i
 class JSONSchema(Judged, kw_only=False):
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
-    Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time: a schema's
-    patterns, its `uniqueItems` and its references to itself can take more than linear time on a model's text. JSON is
-    read strictly: `NaN` is invalid, and so is an object with a repeated key. The package jsonschema validates, by the
-    draft that `$schema` names, else 2020-12. `format` is an annotation. The target of `$ref` must be in the schema:
-    nothing is fetched.
+    Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time. JSON is read
+    strictly: `NaN` is invalid, and so is an object with a repeated key. The package jsonschema validates, by the draft
+    that `$schema` names, else 2020-12. `format` is an annotation. The target of `$ref` must be in the schema: nothing
+    is fetched.
 
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
-        column: The dataset's column of schemas, as JSON text. (As mappings, `datasets` would give every row the keys of
-            all rows.)
+        column: The dataset's column of schemas, as JSON text.
         extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
             "whole": the whole completion. "last": the last closed object that is not part of another value.
         partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it. If it is not 0,
@@ -46,10 +42,6 @@ class JSONSchema(Judged, kw_only=False):
         outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (the schema is
             none, refers to what it does not hold, or applies itself without end), `refused` (also for numbers that are
             too large for the schema's arithmetic), `timeout`, `died` and `error`.
-
-    Raises:
-        ConfigurationError: The schema cannot be read or is invalid; a parameter is of the wrong kind; or jsonschema is
-            not installed.
     """
 
     __name__ = "json_schema"
@@ -74,16 +66,12 @@ class JSONSchema(Judged, kw_only=False):
     def __post_init__(self) -> None:
         self.schema = None if self.schema is None else _checked_schema(self.schema)
         optional_module("json_schema", "jsonschema")
+        self.usual = {Outcome.WRONG: self.partial}  # type: ignore[misc]
         super().__post_init__()
         task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth, self.partial != 0)
         self._pool = WorkerPool(task, name="json_schema")
 
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """JSON that only parses is worth `partial`."""
-        return {Outcome.WRONG: self.partial}
-
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no schema."""
         if self.schema is None:
             advice = "Give json_schema a schema, or name the column that has each row's."
             column = checked_column("json_schema", self.column, columns, len(completions), advice)
@@ -91,35 +79,24 @@ class JSONSchema(Judged, kw_only=False):
         else:
             schemas = [json.dumps(self.schema)] * len(completions)
         jobs = list(zip(schemas, map(completion_text, completions), strict=True))
-        distinct = dict.fromkeys(jobs)
-        problems = {} if self.schema is not None else {schema: _problem(schema) for schema in dict.fromkeys(schemas)}
-        judged = {job: Judgement(Outcome.UNPARSEABLE, problems[job[0]]) for job in distinct if problems.get(job[0])}
-        waiting = [job for job in distinct if job not in judged]
+        judged = {job: Judgement(Outcome.UNPARSEABLE, why) for job in dict.fromkeys(jobs) if (why := _problem(job[0]))}
+        waiting = [job for job in dict.fromkeys(jobs) if job not in judged]
         done = self._pool.run(waiting, allowance=self.timeout)
-        judged.update({job: self._judged(job[0], one) for job, one in zip(waiting, done, strict=True)})
+        judged |= {job: self._judged(job[0], one) for job, one in zip(waiting, done, strict=True)}
         return [judged[job] for job in jobs]
 
     def _judged(self, schema: str, done: Done) -> Judgement:
         name, detail, found = done.value if done.status == "done" else (done.status, done.detail, {})
-        return Judgement(Outcome(name), detail, self._parts(schema, found))
-
-    def _parts(self, schema: str, found: Mapping[str, tuple[bool, int, int]]) -> Parts | None:
-        """The parts, by the properties that were found: whether each is valid, and its place."""
-        if not self.partial:
-            return None
-        properties, required = _properties(schema)
-        parts = [
-            Part(name, float(found[name][0]), 1.0, found[name][1:])
-            if name in found
-            else Part(name, 0.0 if name in required else None, 1.0, None)
-            for name in properties
-        ]
-        return Parts(parts, 0.0) if parts else None
+        properties, required = _properties(schema) if self.partial else ([], set())
+        parts = []
+        for each in properties:
+            score, place = found.get(each, (0.0 if each in required else None, None))
+            parts.append(Part(each, score, 1.0, place))
+        return Judgement(Outcome(name), detail, Parts(parts, 0.0) if parts else None)
 
 
 @functools.lru_cache(maxsize=1024)
 def _problem(schema: str) -> str:
-    """Why a row's schema cannot be used; empty if it can."""
     try:
         loaded = json.loads(schema)
         if not isinstance(loaded, dict | bool):  # a path, say
@@ -138,8 +115,8 @@ def _properties(schema: str) -> tuple[list[str], set[str]]:
     return [name for name in own.get("properties", {}) if name], set(required if isinstance(required, list) else ())
 
 
-_Verdict = tuple[str, str, dict[str, tuple[bool, int, int]]]
-"""An outcome, why, and the schema's properties that are there: whether each is valid, and where its value stands."""
+# An outcome, why, and the schema's properties that are there: 1 where it is valid, and where its value stands.
+_Verdict = tuple[str, str, dict[str, tuple[float, tuple[int, int]]]]
 
 
 def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool, job: tuple[str, str]) -> _Verdict:
@@ -171,7 +148,8 @@ def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool
         of_answer = isinstance(error, OverflowError) or depth_of(text) > _DEEPEST
         return (Outcome.REFUSED if of_answer else Outcome.UNPARSEABLE).value, said, {}
     members = read_located(completion, *where, max_depth).members if names else ()
-    found = {str(name): (name not in broken, value.start, value.end) for name, value in members if name in names}
+    there = [(str(name), one) for name, one in members if name in names]
+    found = {name: (float(name not in broken), (one.start, one.end)) for name, one in there}
     if problem is None:
         return Outcome.RIGHT.value, "", found
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}", found
@@ -190,7 +168,6 @@ def _draft(schema: Any) -> Any:
 
 
 def _checked_schema(schema: Any) -> Any:
-    """The schema as JSON has it; a `ConfigurationError` where it cannot be read or is none."""
     exceptions = optional_module("json_schema", "jsonschema.exceptions")
     try:
         if isinstance(schema, str | Path):
@@ -202,9 +179,8 @@ def _checked_schema(schema: Any) -> Any:
         draft = _draft(loaded)
         draft.check_schema(loaded, format_checker=draft.FORMAT_CHECKER)
     except exceptions.SchemaError as error:
-        said = f"json_schema: the schema is not valid at {error.json_path}: {error.message[:200]}"
-        raise ConfigurationError(said) from error
+        raise ConfigurationError(f"json_schema: not valid at {error.json_path}: {error.message[:200]}") from error
     except (OSError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        said = "json_schema: schema must be a mapping of JSON values or the path of a JSON file, "
-        raise ConfigurationError(f"{said}got {schema!r:.200}: {error}.") from error
+        wanted = "a mapping of JSON values or the path of a JSON file"
+        raise ConfigurationError(f"json_schema: schema must be {wanted}, got {schema!r:.200}: {error}.") from error
     return loaded

@@ -1,19 +1,21 @@
 """A language model as the reward: questions about each completion, asked of an OpenAI-compatible server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+import functools
 import hashlib
+import importlib
 import json
 import os
 import re
 import time
+import unicodedata
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
@@ -24,7 +26,6 @@ from ..guard.parameters import amount, checked_number, checked_text, column, opt
 from ..types import Part, Parts, RewardDeclaration
 from ._judged import Judged
 from ._text.json_text import AmbiguousError, RefusedError, find_json, read_json
-from ._text.markers import broken_up, special_tokens
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys((Outcome.UNREADABLE, Outcome.TIMEOUT, Outcome.ERROR), None)
 _SYSTEM = (
@@ -36,6 +37,24 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _ADDRESS = re.compile(r"https?://[^/@\s]+(/[^@\s]*)?$")
 _LONGEST_REPLY = 20_000
 _MOST_GRADES = 1000
+
+# What a chat template or a tokenizer would read as the mark of a turn is broken up, wherever it stands. Characters are
+# compared as some tokenizers normalise them: full-width ones count as ASCII, invisible ones not at all.
+_SHAPES = re.compile(
+    r"<(?=\|)|\|(?=>)"  # <|im_end|>, <turn|>
+    r"|\[(?=\|[^\s|\[\]]{1,40}\|\])"  # [|endofturn|]
+    r"|[\[\]](?=\w{0,2}[~!][\w~!]{0,4}[\[\]])"  # ]~b]user
+    r"|\[(?=/?[A-Z][A-Z0-9_]{2,40}\])"  # [INST], [SYSTEM_PROMPT]
+    r"|<(?=/?(?P<angle>[\w:.▁ -]{1,40})>)|\[(?=/?(?P<square>[\w:.▁ -]{1,40})\])"  # if one of these words stands in it
+)
+# Words of special tokens between `<>` or `[]`, where neither HTML nor prose has them.
+_SPECIAL = """
+s bos eos pad unk sep cls mask gmask eot eod eom eop sop eoh eoa eoc bot of end turn utterance im inst sys endoftext
+endofturn startofturn user assistant system human role tool special unused reserved extra fim ctrl control
+"""
+_WORDS = frozenset(_SPECIAL.split())
+_BETWEEN_WORDS = re.compile(r"[_:.▁ -]+|(?<=[a-z])(?=[0-9])")
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
 
 
 class _Criterion(NamedTuple):
@@ -57,6 +76,9 @@ class _Reply(NamedTuple):
     completion_tokens: int = 0
 
 
+_Replies = list[_Reply | None]
+
+
 class Judge(Judged, kw_only=False):
     """Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
@@ -64,42 +86,37 @@ class Judge(Judged, kw_only=False):
     score is their weighted mean. Of several criteria each is a part, for which the whole completion is responsible.
 
     A judge that gives no verdict never makes a score: a reply that declines or is not the JSON asked for, a timeout,
-    and a server that fails or stays busy are outcomes of their own, all None unless `outcomes` says otherwise. A batch
-    without any verdict warns. The reward raises if the server refuses the key, does not know the model, or answers none
-    of a batch's requests.
+    and a server that fails or stays busy are outcomes of their own, all None. A batch without any verdict warns. The
+    reward raises if the server refuses the key, does not know the model, or answers none of a batch's requests.
 
-    The judged text is hostile. It stands between marks that depend on a digest of the text, so it cannot hold its own
-    end. The judging model's special tokens (if its tokenizer is in a folder named `model` or in the hub's cache), what
-    looks like the mark of a turn, and the keys of a verdict are broken up, and only a reply counts that ends with the
-    verdict and has each criterion's key once. None of this stops a text from *persuading* a weak judge: keep a second
-    metric that no model judges.
+    The judged text is hostile. It stands between marks that depend on its digest, so it cannot hold its own end. The
+    judging model's special tokens (if its tokenizer is in a folder named `model` or in the hub's cache), what looks
+    like the mark of a turn, and the keys of a verdict are broken up, and only a reply counts that ends with the verdict
+    and has each criterion's key once. None of this stops a text from *persuading* a weak judge.
 
-    All requests of a batch are sent at once, up to `concurrency`, and equal ones once. Under `GRPOExtTrainer` they
-    start before the other rewards are computed. The openai client retries what failed, with increasing waits, and waits
-    as long as a server's `Retry-After` says.
+    Equal requests are sent once, under `GRPOExtTrainer` before the other rewards are computed.
 
     Args:
         model: The model's name on the server.
         criteria: A question, or a list of mappings with `question` and, where wanted, `name`, `weight` and `scale` (two
             whole numbers).
         base_url: Address of the server. None: the client's own.
-        api_key_env: The environment variable that holds the key. Where it is unset, the word none is sent: local
-            servers need no key. The key stands in no message or manifest.
+        api_key_env: The environment variable that holds the key; the word none is sent where it is unset. The key
+            stands in no message or manifest.
         template: What the judge reads; `{prompt}`, `{completion}` and any column's name are replaced by the fenced
             text.
         temperature: Of the judge.
         max_tokens: Longest reply.
         concurrency: Requests at once, per process.
-        retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`.
+        retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`. It
+            waits as long as a server's `Retry-After` says.
         timeout: Seconds that one completion's request may take, retries included, once it is sent.
         max_characters: A longer completion is refused, with no request.
         outcomes: Values of the outcomes `unreadable`, `timeout`, `error`, `refused`.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind; or the package openai is not installed.
     """
 
     __name__ = "judge"
+    usual = _NO_VERDICT
     can = (Outcome.SCORED, *_NO_VERDICT, Outcome.REFUSED)
     declares = RewardDeclaration(
         conformance={
@@ -127,17 +144,11 @@ class Judge(Judged, kw_only=False):
         checked_text("judge: model", self.model)
         self._criteria = _criteria(self.criteria)
         if self.base_url is not None and not _ADDRESS.match(str(self.base_url)):  # it is not shown: a password, perhaps
-            raise ConfigurationError(
-                "judge: base_url must be like http://localhost:8000/v1, without a user or password, which belong into "
-                "api_key_env's variable."
-            )
+            raise ConfigurationError("judge: base_url must be like http://localhost:8000/v1, without user or password.")
         found = _FIELD.findall(self.template)
-        passed = PASSED_BY_TRL.intersection(found)
-        if found.count("completion") != 1 or passed:
-            raise ConfigurationError(
-                f"judge: template must hold {{completion}} exactly once, and none of {sorted(PASSED_BY_TRL)}, got "
-                f"{self.template!r:.200}."
-            )
+        if found.count("completion") != 1 or PASSED_BY_TRL.intersection(found):
+            problem = f"must hold {{completion}} once, and none of {sorted(PASSED_BY_TRL)}"
+            raise ConfigurationError(f"judge: template {problem}, got {self.template!r:.200}.")
         self._special_tokens = special_tokens(self.model)
         self._process: int | None = None  # the one that what follows belongs to
         self._client: Any = None
@@ -145,20 +156,13 @@ class Judge(Judged, kw_only=False):
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
         self._schemas = True  # until the server says that it cannot hold a reply to a JSON schema
 
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """What is no verdict has no score."""
-        return _NO_VERDICT
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_process": None, "_client": None, "_places": None, "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
         asyncio.run_coroutine_threadsafe(self._start(self._asks(completions, columns)), reward_loop())
 
-    async def __call__(  # type: ignore[override]
-        self, completions: Sequence[Any], **columns: Any
-    ) -> list[float | None]:
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> Any:  # type: ignore[override]
         """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
         if (log_metric := columns.get("log_metric")) is not None and any(replies):
@@ -168,14 +172,10 @@ class Judge(Judged, kw_only=False):
             log_extra(f"{self.__name__}_verdict", ["" if reply is None else reply.text for reply in replies])
         return self._scored(judgements, columns)
 
-    async def judge(  # type: ignore[override]
-        self, completions: Sequence[Any], **columns: Any
-    ) -> list[Judgement]:
-        """The outcomes of `B` completions; parameters and errors as in a call, except the policy's."""
+    async def judge(self, completions: Sequence[Any], **columns: Any) -> Any:  # type: ignore[override]
         return (await self._judged(completions, columns))[0]
 
     def _asks(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[str | None]:
-        """What is asked about each completion; None where it is too long."""
         texts = [completion_text(completion) for completion in completions]
         count = len(texts)
         filled: dict[str, Sequence[Any]] = {"completion": texts, "prompt": [""] * count}
@@ -189,69 +189,60 @@ class Judge(Judged, kw_only=False):
         request = "\n".join(wanted)
         keys = re.compile(f'"({"|".join(criterion.name for criterion in self._criteria)})"')
 
-        def filled_in(row: int) -> str:
-            def fenced(match: re.Match[str]) -> str:  # a text that ends no turn and holds no verdict
-                text = broken_up(str(filled[match[1]][row]), self._special_tokens)
-                return _fence(match[1], keys.sub(r'"\1 "', text))
+        def fenced(field: re.Match[str], row: int) -> str:
+            """A text that ends no turn and holds no verdict, between marks that it cannot hold."""
+            text = keys.sub(r'"\1 "', broken_up(str(filled[field[1]][row]), self._special_tokens))
+            text = text.encode("utf-8", "replace").decode()
+            mark = f"{field[1].upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            return f"<<<{mark}\n{text}\n{mark}>>>"
 
-            return f"{_FIELD.sub(fenced, self.template)}\n\n{request}"
+        asks: list[str | None] = []
+        for row, said in enumerate(texts):
+            fill = functools.partial(fenced, row=row)
+            short = len(said) <= self.max_characters
+            asks.append(f"{_FIELD.sub(fill, self.template)}\n\n{request}" if short else None)
+        return asks
 
-        return [None if len(said) > self.max_characters else filled_in(row) for row, said in enumerate(texts)]
-
-    async def _judged(
-        self, completions: Sequence[Any], columns: Mapping[str, Any]
-    ) -> tuple[list[Judgement], list[_Reply | None]]:
+    async def _judged(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[list[Judgement], _Replies]:
         asks = self._asks(completions, columns)
         # The client, its connections and its limits belong to one event loop, whichever one awaits this.
         found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_all(asks), reward_loop()))
         replies = [None if ask is None else found[ask] for ask in asks]
-        refused = self._no_verdict(Outcome.REFUSED, f"more than max_characters, {self.max_characters}")
+        refused = self._without(Outcome.REFUSED, f"more than max_characters, {self.max_characters}")
         judgements = [refused if reply is None else reply.judgement for reply in replies]
         counts = Counter(judgement.outcome for judgement in judgements)
         if found and not counts[Outcome.SCORED]:
             first = next(reply.judgement.detail for reply in replies if reply is not None)
-            problem = (
-                f"{self.__name__}: no completion of {len(judgements)} got a verdict from {self.model!r} "
-                f"({', '.join(f'{n} {outcome.value}' for outcome, n in counts.items())}; the first: {first})."
-            )
+            said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
+            problem = f"judge: no completion of {len(judgements)} got a verdict from {self.model!r} ({said}; {first})."
             if not counts[Outcome.UNREADABLE]:  # the server is at fault, not its model
                 raise RewardError(f"{problem} Is the server there?")
             warnings.warn(f"{problem} Can this model judge?", stacklevel=2)
         return judgements, replies
 
-    def _no_verdict(self, outcome: Outcome, detail: str) -> Judgement:
+    def _without(self, outcome: Outcome, detail: str) -> Judgement:
         return Judgement(outcome, detail, self._in_parts([0.0] * len(self._criteria)))
 
     def _in_parts(self, answers: Sequence[float]) -> float:
-        """The weighted mean of a completion's answers, with a part for each of several criteria."""
         pairs = list(zip(self._criteria, answers, strict=True))
         mean = sum(criterion.weight * answer for criterion, answer in pairs) / sum(one.weight for one in self._criteria)
         if len(pairs) == 1:
             return mean
         return Parts([Part(criterion.name, answer, criterion.weight) for criterion, answer in pairs], mean)
 
-    # In the event loop.
-
     def _tasks(self, asks: Sequence[str | None]) -> dict[str, asyncio.Task[_Reply]]:
-        """One task for each different request: the one that has started, or a fresh one."""
         if self._process != os.getpid():  # a fork or an unpickled copy makes its own client
             self._process = os.getpid()
             self._places = asyncio.Semaphore(self.concurrency)
             self._started = {}
-            self._client = optional_module("judge", "openai").AsyncOpenAI(
-                base_url=self.base_url,
-                api_key=os.environ.get(self.api_key_env) or "none",
-                max_retries=self.retries,
-                timeout=self.timeout,
-            )
+            limits = {"max_retries": self.retries, "timeout": self.timeout}
+            key = os.environ.get(self.api_key_env) or "none"
+            client = optional_module("judge", "openai").AsyncOpenAI
+            self._client = client(base_url=self.base_url, api_key=key, **limits)
             loop = asyncio.get_running_loop()
             weakref.finalize(self, _close, self._client, loop, self._process).atexit = False
-        tasks = {}
-        for ask in dict.fromkeys(asks):
-            if ask is not None:
-                started = self._started.pop(ask, None)
-                tasks[ask] = started or asyncio.create_task(self._reply(ask))
-        return tasks
+        started = {ask: self._started.pop(ask, None) for ask in dict.fromkeys(asks) if ask is not None}
+        return {ask: task or asyncio.create_task(self._reply(ask)) for ask, task in started.items()}
 
     async def _start(self, asks: Sequence[str | None]) -> None:
         for task in self._started.values():
@@ -260,7 +251,6 @@ class Judge(Judged, kw_only=False):
         self._started = self._tasks(asks)
 
     async def _ask_all(self, asks: Sequence[str | None]) -> dict[str, _Reply]:
-        """The replies by request; the first error that leaves no hope of a verdict is raised."""
         tasks = self._tasks(asks)
         try:
             await asyncio.gather(*tasks.values())
@@ -278,17 +268,15 @@ class Judge(Judged, kw_only=False):
                     completion = await self._complete(ask)
                 return self._read(completion, time.monotonic() - start)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-                raise RewardError(
-                    f"{self.__name__}: {self._client.base_url} answers {error.status_code} for the model "
-                    f"{self.model!r}. Check the address, the model's name, and the key in {self.api_key_env}."
-                ) from None  # the client's error may quote the key
+                said = f"judge: {self._client.base_url} answers {error.status_code} for the model {self.model!r}."
+                # The client's error may quote the key.
+                raise RewardError(f"{said} Is the address right, and the key in {self.api_key_env}?") from None
             except (TimeoutError, openai.APITimeoutError):
-                failed = self._no_verdict(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s")
+                failed = self._without(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s")
             except openai.APIStatusError as error:
-                failed = self._no_verdict(Outcome.ERROR, f"the server answers {error.status_code}, also after retries")
+                failed = self._without(Outcome.ERROR, f"the server answers {error.status_code}, also after retries")
             except (openai.APIError, ValueError) as error:  # ValueError: half a body, or one that is no JSON
-                detail = f"the server cannot be reached or read: {type(error).__name__}"
-                failed = self._no_verdict(Outcome.ERROR, detail)
+                failed = self._without(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}")
             return _Reply(failed, seconds=time.monotonic() - start)
 
     async def _complete(self, ask: str) -> Any:
@@ -313,13 +301,12 @@ class Judge(Judged, kw_only=False):
         finish = getattr(choice, "finish_reason", None)
         refusal = getattr(message, "refusal", None)
         text = str(refusal or getattr(message, "content", None) or "")[:_LONGEST_REPLY]
-        if refusal or finish == "content_filter":
-            judgement = self._no_verdict(Outcome.UNREADABLE, f"the judge declined: {shown(text)}")
-        else:
-            try:
-                judgement = Judgement(Outcome.SCORED, score=self._in_parts(self._answers(text, finish == "length")))
-            except (ValueError, RefusedError, AmbiguousError) as error:
-                judgement = self._no_verdict(Outcome.UNREADABLE, f"{error}: {shown(text)}")
+        try:
+            if refusal or finish == "content_filter":
+                raise ValueError("the judge declined")
+            judgement = Judgement(Outcome.SCORED, score=self._in_parts(self._answers(text, finish == "length")))
+        except (ValueError, RefusedError, AmbiguousError) as error:
+            judgement = self._without(Outcome.UNREADABLE, f"{error}: {shown(text)}")
         usage = getattr(completion, "usage", None)
         tokens = [getattr(usage, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")]
         return _Reply(judgement, text, seconds, *tokens)
@@ -348,7 +335,7 @@ class Judge(Judged, kw_only=False):
         return answers
 
 
-def _metrics(replies: Sequence[_Reply | None]) -> dict[str, float]:
+def _metrics(replies: _Replies) -> dict[str, float]:
     sent = [*{id(reply): reply for reply in replies if reply is not None}.values()]  # equal requests have one reply
     return {
         "seconds": sum(reply.seconds for reply in sent) / len(sent),
@@ -362,13 +349,6 @@ def _close(client: Any, loop: asyncio.AbstractEventLoop, process: int) -> None:
     """Close a dropped judge's client on its loop, and keep its sockets till then: others get the descriptors."""
     if process == os.getpid():  # a forked child has the parent's connections
         asyncio.run_coroutine_threadsafe(client.close(), loop)
-
-
-def _fence(name: str, text: str) -> str:
-    """A text between marks that it cannot hold: they depend on a digest of it."""
-    text = text.encode("utf-8", "replace").decode()
-    mark = f"{name.upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return f"<<<{mark}\n{text}\n{mark}>>>"
 
 
 def _criteria(criteria: Any) -> list[_Criterion]:
@@ -393,9 +373,52 @@ def _possible_answers(scale: Any) -> tuple[str, dict[str, Any], dict[str, float]
         return "true or false", {"type": "boolean"}, {"true": 1.0, "false": 0.0}
     whole = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) is int for end in scale)
     if not whole or not 0 < scale[1] - scale[0] <= _MOST_GRADES:
-        raise ConfigurationError(
-            f"judge: scale is two whole numbers, the lower first, at most {_MOST_GRADES} apart, got {scale!r}."
-        )
+        raise ConfigurationError(f"judge: scale is two whole numbers, at most {_MOST_GRADES} apart, got {scale!r}.")
     low, high = scale
     worth = {str(grade): (grade - low) / (high - low) for grade in range(low, high + 1)}
     return f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, worth
+
+
+def broken_up(text: str, special_tokens: Sequence[str] = ()) -> str:
+    """The text with a space inside each of these tokens, and inside everything that looks like the mark of a turn."""
+    plain, places = _plain(text)
+    found = [(match.start(), match["angle"] or match["square"]) for match in _SHAPES.finditer(plain)]
+    cuts = {at for at, name in found if name is None or not _WORDS.isdisjoint(_BETWEEN_WORDS.split(name.lower()))}
+    if special_tokens:
+        known = "|".join(re.escape(_plain(token)[0]) for token in special_tokens)
+        cuts |= {match.start() for match in re.finditer(f"(?={known})", plain)}
+    parts = []
+    done = 0
+    for cut in sorted(places[cut] + 1 for cut in cuts):
+        parts += [text[done:cut], " "]
+        done = cut
+    return "".join([*parts, text[done:]])
+
+
+def _plain(text: str) -> tuple[str, Sequence[int]]:
+    """The text as the loosest tokenizer sees it, and the place of each of its characters in the text."""
+    if text.isascii():
+        return text, range(len(text))
+    seen = [
+        (form, place)
+        for place, character in enumerate(text)
+        if unicodedata.category(character) != "Cf" and character not in _INVISIBLE
+        for form in unicodedata.normalize("NFKC", character)
+    ]
+    return "".join(form for form, _ in seen), [place for _, place in seen]
+
+
+def special_tokens(model: str) -> list[str]:
+    """The special tokens of a model's tokenizer, if its files are here: in this folder, or in the cache of the hub."""
+    tokens: set[str] = set()
+    for name, key in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
+        with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):  # not there, or no tokenizer's
+            file = Path(model) / name
+            if not Path(model).is_dir():  # the hub's package here, because most rewards do without
+                file = Path(str(importlib.import_module("huggingface_hub").try_to_load_from_cache(model, name)))
+            found = json.loads(file.read_text(encoding="utf-8")).get(key, ())
+            for token in found.values() if isinstance(found, dict) else found:
+                content = token.get("content")
+                if token.get("special") and isinstance(content, str) and len(content) > 1 and not content.isalnum():
+                    tokens.add(content)
+    return sorted(tokens)

@@ -1,16 +1,14 @@
 """Rewards by the completion's number of tokens, read from `completion_ids`: `soft_overlong` and `length_target`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
+from ..guard import parameters
 from ..guard.outcomes import shown
 from ..guard.parameters import Checked, choice, number, text, whole
-from ..guard.parameters import column as checked_column
 from ..types import RewardDeclaration
 
 
@@ -53,10 +51,9 @@ class LengthTarget(Checked, kw_only=False):
         exact   -alpha · |t - n|
         max     clip(alpha · (t - n) + delta, 0, 1)
 
-    "exact" asks for exactly that length. "max" asks for at most that length, with a slope around it instead of a cliff.
+    "exact" asks for exactly that length, "max" for at most that length, with a slope around it instead of a cliff.
 
-    Source: Aggarwal and Welleck, "L1" (arXiv:2503.04697), section 3: the length terms of L1-Exact and L1-Max, with its
-    defaults.
+    Source: Aggarwal and Welleck, "L1" (arXiv:2503.04697), section 3: L1-Exact and L1-Max, with its defaults.
 
     Departures: the paper adds the first to correctness and multiplies the second by it: also select a correctness
     reward, or the `product` of the two.
@@ -85,19 +82,17 @@ class LengthTarget(Checked, kw_only=False):
         if self.target is not None:
             return [self._score(self.target, length) for length in tokens]
         advice = "Set the parameter target, or column to the name of the column with the targets."
-        targets = checked_column("length_target", self.column, columns, len(tokens), advice)
-        return [self._score(self._target(row, t), n) for row, (t, n) in enumerate(zip(targets, tokens, strict=True))]
+        targets = parameters.column("length_target", self.column, columns, len(tokens), advice)
+        for row, target in enumerate(targets):
+            whole = isinstance(target, int) or (isinstance(target, float) and target.is_integer())
+            absent = target is None or target != target
+            if not absent and (isinstance(target, bool) or not whole or target < 0):
+                said = f"{self.column!r} at row {row} is no number of tokens: {shown(target)}"
+                raise RewardError(f"length_target: {said}.")
+        return [self._score(target, length) for target, length in zip(targets, tokens, strict=True)]
 
-    def _target(self, row: int, entry: object) -> int | None:
-        if entry is None or (isinstance(entry, float) and math.isnan(entry)):
-            return None
-        whole = isinstance(entry, int) or (isinstance(entry, float) and entry.is_integer())
-        if isinstance(entry, bool) or not whole or entry < 0:  # type: ignore[operator]
-            raise RewardError(f"length_target: {self.column!r} at row {row} is no number of tokens: {shown(entry)}.")
-        return int(entry)  # type: ignore[call-overload, no-any-return]
-
-    def _score(self, target: int | None, length: int) -> float | None:
-        if target is None:
+    def _score(self, target: float | None, length: int) -> float | None:
+        if target is None or math.isnan(target):
             return None
         if self.mode == "max":
             return min(max(self.alpha * (target - length) + self.delta, 0.0), 1.0)
@@ -106,5 +101,5 @@ class LengthTarget(Checked, kw_only=False):
 
 def _lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
     count = len(columns.get("completions", completion_ids or ()))
-    ids = checked_column(reward, "completion_ids", {**columns, "completion_ids": completion_ids}, count)
+    ids = parameters.column(reward, "completion_ids", {**columns, "completion_ids": completion_ids}, count)
     return [len(tokens) for tokens in ids]

@@ -1,7 +1,5 @@
 """Does each line of the completion hold the expected answer?"""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
 from ..types import END, Part, Parts, RewardDeclaration
 from ._judged import Comparing, too_long
+from ._text.json_text import is_near, read_number, read_plain_number
 
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
@@ -36,8 +35,7 @@ class Lines(Comparing):
         stop: The weight, beside 1 for each answer, of a part `stop`, placed at the completion's end: 1.0 if there are
             as many lines or items as answers and nothing but white space after the last, else 0.0.
         max_characters: Longer completions are refused.
-        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no line, or no item),
-            `unparseable_reference` (not a list, or with something else in it, or nothing) and `refused`.
+        outcomes: Values of the outcomes `right`, `no_answer`, `unparseable_reference` (no such list) and `refused`.
     """
 
     __name__ = "lines"
@@ -46,10 +44,7 @@ class Lines(Comparing):
     advice = "It has a list of answers for each row; `column` names another."
     declares = RewardDeclaration(
         reference_column="lines",
-        conformance={
-            "columns": {"lines": [["18", "eggs"]]},
-            "completions": ["18\neggs", "17\neggs", "17\n", "eggs 18"],
-        },
+        conformance={"columns": {"lines": [["18", "eggs"]]}, "completions": ["18\neggs", "17\neggs", "17\n"]},
     )
 
     column: str = text("lines")
@@ -71,7 +66,6 @@ class Lines(Comparing):
         return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
 
     def _parts(self, text: str, right: Sequence[Any], found: Sequence[tuple[int, int, int]]) -> Parts:
-        """Each line's score and place; `found` has a line's number, beginning and end."""
         places: dict[int, list[tuple[int, int]]] = {number: [] for number in range(1, len(right) + 1)}
         for number, start, end in found:
             if number in places:
@@ -87,7 +81,10 @@ class Lines(Comparing):
         return Parts(parts)
 
     def _same(self, said: str, wanted: Any) -> bool:
-        return self.same_texts(said, wanted) if isinstance(wanted, str) else self.same_numbers(said, wanted)
+        if isinstance(wanted, str):
+            return self.same_texts(said, wanted)
+        number = read_plain_number(said)
+        return number is not None and is_near(number, read_number(repr(wanted)), self.absolute, self.relative)
 
 
 def _found(text: str, form: str) -> list[tuple[int, int, int]]:
@@ -112,7 +109,6 @@ def _found(text: str, form: str) -> list[tuple[int, int, int]]:
 
 
 def _answers(expected: Any) -> list[Any] | None:
-    """The expected lines, texts without white space around them; None if they are not what a column may have."""
     listed = expected.tolist() if hasattr(expected, "tolist") else expected
     if not isinstance(listed, list | tuple):
         return None

@@ -1,7 +1,5 @@
 """Does the completion's Python code pass its tests? It runs in an unprivileged process, with limits."""
 
-from __future__ import annotations
-
 import functools
 import re
 import signal
@@ -17,13 +15,19 @@ from ..guard.parameters import column as checked_column
 from ..guard.parameters import flag, seconds, whole
 from ..guard.workers import default_workers
 from ..types import Part, Parts, RewardDeclaration
-from ._judged import ABOUT_A_REFERENCE, Judged
+from ._judged import ABOUT_A_REFERENCE, Judged, too_long
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
-from ._text.fences import fences
+from ._text.json_text import fences
 
-_PYTHON = ("python", "python3", "py")
 _ENDED = "the process ended before its tests did"
+_ENDINGS = {
+    "timeout": (Outcome.TIMEOUT, "it takes too long"),
+    "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
+    "storage": (Outcome.DIED, "it stored too much"),
+    "threads": (Outcome.DIED, "it started too many threads"),
+    "output": (Outcome.WRONG, "it printed or handed over too much"),
+}
 
 
 class PythonTests(Judged):
@@ -39,8 +43,8 @@ class PythonTests(Judged):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
 
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
-    in order and in one namespace, and gets values as data. What the code may do is in docs/rewards.md ("Code and its
-    tests").
+    in order and in one namespace, and gets values as data. docs/rewards.md ("Code and its tests") says what the code
+    may do.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
@@ -51,13 +55,13 @@ class PythonTests(Judged):
         partial: Score the share of tests that pass. Each test is a part, `test_0` and so on; its place is the function
             of the code that it calls, if that is one, else all of the code.
         timeout: Seconds of processor time that the code may take for all tests of a completion; half of the time that
-            it sleeps counts. What else the machine does makes no difference.
+            it sleeps counts.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
         workers: How many completions are tested at a time; None means the number of usable cores divided among this
-            machine's ranks (`LOCAL_WORLD_SIZE`), at most 8.
+            machine's ranks, at most 8.
         max_characters: Longer completions are refused.
-        require: Layers that must hold: "files", "network", "processes", "memory". Without them the model's code would
-            run with the trainer's own rights; with an empty list, only the available layers protect.
+        require: Layers that must hold: "files", "network", "processes", "memory". With an empty list, only the
+            available layers protect.
         outcomes: Values of outcomes, by name: a number, null or "raise".
 
     Raises:
@@ -84,36 +88,41 @@ class PythonTests(Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require = _checked_layers(self.__name__, self.require, self.memory_mb)
+        if not isinstance(self.require, list | tuple) or not all(layer in LAYERS for layer in self.require):
+            raise ConfigurationError(f"python_tests: require must be a list out of {LAYERS}, got {self.require!r}.")
+        missing = [layer for layer in self.require if layer not in isolation(self.memory_mb)]
+        if missing:
+            raise ConfigurationError(
+                f"python_tests: this machine cannot hold the layers {', '.join(missing)}. They need Landlock (Linux "
+                "5.13) and seccomp (x86-64); `require` may leave them out."
+            )
 
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
-        """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`."""
         count = len(completions)
         advice = "Rename the column that holds the unit tests to 'tests'."
         tests = checked_column(self.__name__, "tests", kwargs, count, advice)
         points: Sequence[Any] = [None] * count
         if kwargs.get("entry_point") is not None:
             points = checked_column(self.__name__, "entry_point", kwargs, count)
-        judged: dict[int, Judgement] = {}
-        jobs: dict[int, tuple[str, Plan | Examples]] = {}
-        for row, completion in enumerate(completions):
-            text = completion_text(completion)
-            try:
-                read = read_tests(tests[row], points[row])
-            except UnreadableTestsError as error:
-                judged[row] = Judgement(Outcome.UNPARSEABLE, str(error))
-                continue
-            if len(text) > self.max_characters:
-                judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, "")
-            elif fenced_code(text).strip():
-                jobs[row] = text, read
-            else:
-                judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
-        tasks = [functools.partial(self._judged, fenced_code(text), read) for text, read in jobs.values()]
-        results = run_all(tasks, self.workers or default_workers())
-        for (row, (text, read)), (judgement, passed) in zip(jobs.items(), results, strict=True):
-            judged[row] = self._in_parts(judgement, passed, read, text)
-        return [judged[row] for row in range(count)]
+        rows = zip(map(completion_text, completions), tests, points, strict=True)
+        return run_all([functools.partial(self._judged, *row) for row in rows], self.workers or default_workers())
+
+    def _judged(self, text: str, tests: Any, entry_point: Any, stop: threading.Event) -> Judgement:
+        try:
+            read = read_tests(tests, entry_point)
+        except UnreadableTestsError as error:
+            return Judgement(Outcome.UNPARSEABLE, str(error))
+        if len(text) > self.max_characters:
+            refused = Judgement(Outcome.REFUSED, too_long(len(text), self.max_characters))
+            return self._in_parts(refused, set(), read, "")
+        code = fenced_code(text)
+        if not code.strip():
+            return self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
+        if isinstance(read, list):
+            judgement, passed = self._try_examples(code, read, stop)
+        else:
+            judgement, passed = self._try_plan(code, read, stop)
+        return self._in_parts(judgement, passed, read, text)
 
     def _in_parts(self, judgement: Judgement, passed: set[int], tests: Plan | Examples, text: str) -> Judgement:
         """With `partial`, the judgement with a part for each test; those of an empty text stand nowhere."""
@@ -134,9 +143,7 @@ class PythonTests(Judged):
             parts.append(Part(f"test_{number}", score, 1.0, place if text else None))
         return replace(judgement, score=Parts(parts, judgement.score or 0.0))
 
-    def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
-        if isinstance(plan, list):
-            return self._try_examples(code, plan, stop)
+    def _try_plan(self, code: str, plan: Plan, stop: threading.Event) -> tuple[Judgement, set[int]]:
         plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}
         run = self._run(code, plan, self.timeout, b"", stop)
         passed = {message["test"] for message in run.messages if message.get("status") == "pass"}
@@ -149,7 +156,6 @@ class PythonTests(Judged):
         return judgement, passed
 
     def _judgement(self, run: Run, passed: set[int], plan: Plan) -> Judgement:
-        """What one run says, where these tests have passed already."""
         failure = _failure(run)
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
@@ -193,9 +199,8 @@ class PythonTests(Judged):
 
     def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
-            run = run_python(
-                code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
-            )
+            limits: Any = {"seconds": seconds, "memory_mb": self.memory_mb, "require": self.require}
+            run = run_python(code, plan, **limits, stdin=stdin, stop=stop)
             if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
                 break
         return run
@@ -215,7 +220,7 @@ def fenced_code(text: str) -> str:
 def code_span(text: str) -> tuple[int, int]:
     """Where `fenced_code` stands."""
     blocks = fences(text)
-    marked = [block for block in blocks if block[0] in _PYTHON] or blocks
+    marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
     return marked[-1][1:3] if marked else (0, len(text))
 
 
@@ -245,22 +250,14 @@ def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int]
 
 
 def _refused(run: Run) -> Judgement | None:
-    """What a program did that failed, and that no program may do here."""
     started = next((message["process"] for message in run.messages if message.get("process")), None)
     return started and Judgement(Outcome.REFUSED, f"it starts a process ({shown(started)}), which is not allowed here")
 
 
 def _failure(run: Run) -> Judgement | None:
-    """What went wrong with the processes, apart from the tests."""
-    ended = {
-        "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
-        "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
-        "storage": (Outcome.DIED, "it stored too much"),
-        "threads": (Outcome.DIED, "it started too many threads"),
-        "output": (Outcome.WRONG, "it printed or handed over too much"),
-    }
-    if run.ended in ended:
-        return Judgement(*ended[run.ended])
+    if run.ended in _ENDINGS:
+        outcome, said = _ENDINGS[run.ended]
+        return Judgement(outcome, f"{said} ({run.seconds:.1f} s)")
     unread = next((message["unread"] for message in run.messages if "unread" in message), None)
     if unread is not None:
         return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
@@ -271,26 +268,12 @@ def _failure(run: Run) -> Judgement | None:
     if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
     for message in run.messages:
-        if message.get("gone") == "closed":
-            return Judgement(Outcome.WRONG, _ENDED)
-        if message.get("gone"):
-            return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
+        if gone := message.get("gone"):
+            said = _ENDED if gone == "closed" else f"it answered with no valid value ({shown(gone)})"
+            return Judgement(Outcome.WRONG, said)
         if "failed" in message:
             return Judgement(Outcome.WRONG, f"the code raised {shown(message['failed'])}")
     if run.judge is not None and run.judge < 0:
         outcome = Outcome.DIED if run.answered else Outcome.UNPARSEABLE
         return Judgement(outcome, f"the tests' process was ended by signal {-run.judge}")
     return None
-
-
-def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
-    if not isinstance(require, list | tuple) or not all(layer in LAYERS for layer in require):
-        raise ConfigurationError(f"{name}: require must be a list of {', '.join(LAYERS)}, got {require!r}")
-    holds = isolation(memory_mb)
-    missing = [layer for layer in LAYERS if layer in require and layer not in holds]
-    if missing:
-        raise ConfigurationError(
-            f"{name}: this machine cannot hold the layers {', '.join(missing)} (it holds: "
-            f"{', '.join(holds) or 'none'}). They need Landlock (Linux 5.13) and seccomp; `require` may leave them out."
-        )
-    return tuple(layer for layer in LAYERS if layer in require)

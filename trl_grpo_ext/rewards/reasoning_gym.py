@@ -1,7 +1,5 @@
 """Procedural tasks of the package `reasoning-gym`, scored by the task's own verifier where it can harm nobody."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import contextlib
@@ -12,12 +10,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Consequence, Judgement, Outcome
+from ..guard.outcomes import Judgement, Outcome
 from ..guard.parameters import choice, column, optional_module, seconds, whole
 from ..guard.workers import WorkerPool
 from ..types import RewardDeclaration
@@ -36,12 +34,12 @@ class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
     The columns are `task`, its name, `entry`, the problem as JSON, and optionally `config`, the task's settings as
-    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, or whose own answer does not get 1.0, is an
-    unparseable reference; those of `arc_agi` and `rearc` cannot be read from JSON.
+    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, such as those of `arc_agi` and `rearc`, or
+    whose own answer does not get 1.0, is an unparseable reference.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
-    has given up its rights to files, network and processes before the first answer. Scores are the verifier's own,
-    partial credit included: many give 0.01 to any answer.
+    has given up its rights to files, network and processes. Scores are the verifier's own, partial credit included:
+    many give 0.01 to any answer.
 
     Args:
         extract: "answer": inside the last `<answer>` tag, as the package does it; "whole": the whole completion.
@@ -55,13 +53,14 @@ class ReasoningGym(Judged):
 
     __name__ = "reasoning_gym"
     can = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, *IN_A_WORKER)
+    usual: ClassVar = {Outcome.ERROR: None}  # the verifier raised on this answer
     reads = "the problem"
     declares = RewardDeclaration(
         conformance={
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
             "columns": {
                 "task": ["basic_arithmetic"],
-                "entry": ['{"question": "3 + 4 =", "answer": "7", "metadata": {}}'],
+                "entry": ['{"question": "3+4", "answer": "7", "metadata": {}}'],
             },
         }
     )
@@ -74,10 +73,6 @@ class ReasoningGym(Judged):
         optional_module("reasoning_gym", "reasoning_gym")
         super().__post_init__()
         self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
-
-    def usual(self) -> Mapping[Outcome, Consequence]:
-        """An answer on which the verifier raises has no score."""
-        return {Outcome.ERROR: None}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; "none" where `task` is None, so that data sets can be mixed."""
@@ -119,8 +114,7 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
     if isinstance(dataset, str):
         raise ConfigurationError(f"reasoning_gym: {dataset}")
     rows = []
-    for index in range(size):
-        item = dataset[index]
+    for item in (dataset[index] for index in range(size)):
         named = {"task": task, "config": settings, "entry": json.dumps(item)}
         rows.append({"prompt": item["question"], **named, "answer": str(item["answer"])})
     return rows
@@ -129,7 +123,7 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
 def score(job: Sequence[Any]) -> float | str:
     """The verifier's score, or why the problem cannot be read. Runs in a worker."""
     task, config, text, answer = job
-    _give_up_rights()  # at the first job of this worker
+    _give_up_rights()
     dataset = _dataset(task, config)
     return dataset if isinstance(dataset, str) else _problem(task, config, text) or _verified(dataset, text, answer)
 
@@ -142,7 +136,6 @@ def _verified(dataset: Any, text: str, answer: str) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _problem(task: str, config: str, text: str) -> str:
-    """Why a problem cannot be read; empty if it can."""
     try:
         own = json.loads(text)["answer"]
         right = own is None or _verified(_dataset(task, config), text, str(own)) == 1
@@ -151,7 +144,7 @@ def _problem(task: str, config: str, text: str) -> str:
     return "" if right else f"the answer that comes with the problem {text!r:.80} does not get 1.0"
 
 
-@functools.cache
+@functools.cache  # at the first job of this worker
 def _give_up_rights() -> None:
     importlib.import_module("reasoning_gym")  # its files are read while they can be
     libraries = [sysconfig.get_paths()["purelib"], *(path for path in sys.path if path)]
@@ -160,7 +153,6 @@ def _give_up_rights() -> None:
 
 @functools.lru_cache(maxsize=64)
 def _dataset(task: str, config: str, **drawn: int) -> Any:
-    """The task's data set, or why there is none."""
     gym = importlib.import_module("reasoning_gym")
     try:
         return gym.create_dataset(task, **json.loads(config), **drawn)
@@ -174,7 +166,6 @@ def _only_expressions(problem: str) -> Iterator[None]:
     sympy: Any = importlib.import_module("sympy")
     evaluate = builtins.eval
     parse = sympy.parse_expr
-    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
 
     def safe_eval(source: Any, *scopes: Any) -> Any:
         own = isinstance(source, str) and source in problem
@@ -188,15 +179,17 @@ def _only_expressions(problem: str) -> Iterator[None]:
             raise ValueError("no plain expression")
         return parse(source, *given, **named)
 
-    def put(new_eval: Callable[..., Any], old_parse: Any, new_parse: Any) -> None:
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
+    parsing = [vars(sympy), *(names for names in modules if names.get("parse_expr") is parse)]
+
+    def put(new_eval: Callable[..., Any], new_parse: Callable[..., Any]) -> None:
         for names in modules:
             names["eval"] = new_eval
-            if names.get("parse_expr") is old_parse:
-                names["parse_expr"] = new_parse
-        sympy.parse_expr = new_parse
+        for names in parsing:
+            names["parse_expr"] = new_parse
 
-    put(safe_eval, parse, safe_parse)
+    put(safe_eval, safe_parse)
     try:
         yield
     finally:
-        put(evaluate, safe_parse, parse)
+        put(evaluate, parse)

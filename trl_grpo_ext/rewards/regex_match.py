@@ -1,7 +1,5 @@
 """Does the completion match a regular expression?"""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -12,36 +10,31 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome
-from ..guard.parameters import flag, number, seconds, text, whole
+from ..guard.parameters import number, seconds, text, whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Parts, RewardDeclaration
 from ._judged import IN_A_WORKER, Judged, too_long
-
-_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 
 
 class RegexMatch(Judged, kw_only=False):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
-    The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training
-    on a text that a model may well write, and `re` cannot be interrupted. So matches run in worker processes, which are
-    killed after `timeout` seconds of CPU time.
+    The pattern is Python's (`re`) and may match anywhere. One such as `(a+)+b` can take longer than the training on a
+    text that a model may well write, so matches run in worker processes, which are killed after `timeout` CPU seconds.
 
     Each named group, `(?P<name>...)`, is a part; without any, the whole match is the one part `match`. The places are
     those of the matches that count; a group that took no part in a match has no share in it.
 
     Args:
-        pattern: The regular expression.
-        full: Whether the whole completion must match, from its first character to its last.
-        flags: Letters from "aimsx", as in `(?i)`. Without "s" a dot does not match a line break.
+        pattern: The regular expression; `(?s)` before it lets a dot match line breaks, `\A...\Z` around it makes the
+            whole completion match.
         value: The score of a match.
         otherwise: The score without a match.
         count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
             and `value` in proportion.
-        max_characters: Longer completions are refused. Cutting them would make `$` and `full` wrong.
+        max_characters: Longer completions are refused.
         timeout: CPU seconds that the match of one completion may take.
-        outcomes: Values of the outcomes `refused`, `timeout`, `died` and `error`: 0.0 each, except that the last
-            raises.
+        outcomes: Values of the outcomes `refused`, `timeout`, `died` (0.0) and `error`, which raises.
     """
 
     __name__ = "regex_match"
@@ -50,8 +43,6 @@ class RegexMatch(Judged, kw_only=False):
     can = (Outcome.SCORED, *IN_A_WORKER)
     pattern: str = text()
     _: KW_ONLY
-    full: bool = flag(False)
-    flags: str = ""
     value: float = number(1.0, "a finite number")
     otherwise: float = number(0.0, "a finite number")
     count: int = whole(1, lowest=1)
@@ -60,20 +51,13 @@ class RegexMatch(Judged, kw_only=False):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.flags, str) or not set(self.flags) <= _FLAGS.keys():
-            raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {self.flags!r}.")
-        bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], self.flags, 0)
         try:
-            self.parts = list(re.compile(self.pattern, bits).groupindex) or ["match"]
+            self.parts = list(re.compile(self.pattern).groupindex) or ["match"]
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ConfigurationError(f"regex_match: pattern {self.pattern!r}: {error}.") from error
-        if self.full and self.count > 1:
-            raise ConfigurationError(f"regex_match: count must be 1 with full, got {self.count!r}.")
-        task = functools.partial(find_matches, self.pattern, bits, self.full, self.count)
-        self._pool = WorkerPool(task, name="regex_match")
+        self._pool = WorkerPool(functools.partial(find_matches, self.pattern, self.count), name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))
@@ -94,12 +78,11 @@ class RegexMatch(Judged, kw_only=False):
         return share * self.value + (1 - share) * self.otherwise
 
 
-def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[dict[str, tuple[int, int]]]:
+def find_matches(pattern: str, count: int, text: str) -> list[dict[str, tuple[int, int]]]:
     """Beginnings and ends of the named groups of the first `count` matches; without any, "match". Runs in a worker."""
-    compiled = re.compile(pattern, flags)
-    matches = [compiled.fullmatch(text)] if full else itertools.islice(compiled.finditer(text), count)
+    compiled = re.compile(pattern)
     found = []
-    for match in filter(None, matches):
+    for match in itertools.islice(compiled.finditer(text), count):
         groups = {name: match.span(name) for name in compiled.groupindex if match.start(name) >= 0}
         found.append(groups if compiled.groupindex else {"match": match.span()})
     return found

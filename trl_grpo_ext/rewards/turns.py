@@ -1,8 +1,6 @@
 """A reward by turn, for completions with tools: `tool_use`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
@@ -26,8 +24,6 @@ class ToolUse(Checked):
     The score is the sum over the turns, with a part for each. Only the first `at_most` calls of a completion earn
     anything, so that a policy does not call tools for the reward's sake; failures still cost after that.
 
-    Source: none of its own; ToolRL (arXiv:2504.13958) compares calls with a reference, which this does not.
-
     Args:
         returned: Score of each call that returned.
         failed: Score of each call that failed.
@@ -38,11 +34,7 @@ class ToolUse(Checked):
     """
 
     __name__ = "tool_use"
-    declares = RewardDeclaration(
-        conformance={
-            "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
-        }
-    )
+    declares = RewardDeclaration(conformance={"completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", ""]})
 
     returned: float = number(0.1, "a number")
     failed: float = number(-0.1, "a number")
@@ -56,11 +48,9 @@ class ToolUse(Checked):
         if self.marker is not None:
             checked_text("tool_use: marker", self.marker)
         if not (self.returned or self.failed or self.made or self.unanswered):
-            raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
+            raise ConfigurationError("tool_use: returned, failed or made must not be 0.")
 
-    def __call__(
-        self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
-    ) -> list[Parts]:
+    def __call__(self, completions: Sequence[Any], log_metric: Any = None, **columns: Any) -> list[Parts]:
         """`B` scores; logs `tool_use/` `calls`, `returned`, `failed` and `unanswered`, each per completion."""
         counts = [[self._counts(exchange) for exchange in exchanges_of(completion)] for completion in completions]
         if log_metric is not None and completions:

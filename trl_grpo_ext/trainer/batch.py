@@ -15,16 +15,13 @@ class BatchKeys:
     raw_reward = "trl_grpo_ext_raw_reward"  # `(B,)`, weighted, before them
     baseline = "trl_grpo_ext_baseline"  # `(B,)`, mean reward of the group
     zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, as `Forward.zero_variance_B`
-    # `(B, T)`, the signs of advantages that masks let through at the forward stage, from `HookChain.allowed_signs`.
-    allowed_signs = "trl_grpo_ext_allowed_signs"
-    # `(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none.
-    row_id = "trl_grpo_ext_row_id"
+    allowed_signs = "trl_grpo_ext_allowed_signs"  # `(B, T)`, those of advantages that masks let through later
+    row_id = "trl_grpo_ext_row_id"  # `(B,)`, running number of the completion over all ranks and batches; or -1
     weights = "trl_grpo_ext_weights"  # `(B, T)`, of the selected aggregation
     batch_number = "trl_grpo_ext_batch_number"  # `(B,)`, of the generation batch whose weights they are
     totals = "trl_grpo_ext_totals"  # a `Totals`, once the rows are dealt
     carried = "trl_grpo_ext_carried"  # `(B, T)`, begins the entries that a token loss takes along
-    # A number by which a loss is multiplied that counts masked groups of `resample` as rows.
-    masked_groups_factor = "trl_grpo_ext_masked_groups_factor"
+    masked_groups_factor = "trl_grpo_ext_masked_groups_factor"  # of a loss that counts masked groups as rows
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
     part_factor = "trl_grpo_ext_part_factor"  # `(B,)`, factor on the advantages of a compact micro-step
 
@@ -44,7 +41,6 @@ def row_entries(
 
 PROMPT_TYPES = {name: f"trl_grpo_ext_prompt_{name}" for name in ("token_type_ids", "mm_token_type_ids")}
 """Entries `(B, P + T)` that say which tokens are of images, and the name of their part `(B, P)` while rows move."""
-
 
 PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask", *PROMPT_TYPES.values()})
 """Entries `(B, P)`, padded on the left; all others are padded on the right."""

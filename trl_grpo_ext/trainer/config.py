@@ -84,9 +84,8 @@ class GRPOExtConfig(GRPOConfig):
         self.loss_aggregation = _plain("loss_aggregation", self.loss_aggregation)
         self.prompt_sampler = _plain("prompt_sampler", self.prompt_sampler)
         resample = read_resample(self.resample)
-        if resample is None:
-            self.resample = None
-        else:
+        self.resample = None
+        if resample is not None:
             self.resample = vars(resample) | {"filter": _plain("group_filter", resample.filter)}
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
         checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))
@@ -101,7 +100,14 @@ class GRPOExtConfig(GRPOConfig):
         asked = vars(self)["resume_from_checkpoint"]  # on the command line a text, to transformers a folder
         self.resume_from_checkpoint = {"true": True, "false": None}.get(str(asked).lower(), asked)
         super().__post_init__()
-        self._check_pass_at_k()
+        self.pass_at_k = [self.pass_at_k] if isinstance(self.pass_at_k, int) else self.pass_at_k
+        sampled = self.num_generations_eval or self.num_generations
+        for k in self.pass_at_k or []:
+            if checked_whole("pass_at_k", k, lowest=1) > sampled:
+                what = f"{k} completions are more than the {sampled} that an evaluation samples per problem"
+                raise ConfigurationError(f"pass_at_k: {what}. Raise num_generations_eval.")
+        if self.pass_thresholds is not None and not self.pass_at_k:
+            raise ConfigurationError(f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k.")
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
         if weighted and self.reward_weights is not None:
             both = f"reward_weights={self.reward_weights} and {weighted[0]!r} in rewards"
@@ -121,16 +127,6 @@ class GRPOExtConfig(GRPOConfig):
                 raise ConfigurationError(f"{what}. Construct GRPOExtTrainer, or put GRPOExtMixin first.")
         level: int = super().get_process_log_level()
         return level
-
-    def _check_pass_at_k(self) -> None:
-        self.pass_at_k = [self.pass_at_k] if isinstance(self.pass_at_k, int) else self.pass_at_k
-        sampled = self.num_generations_eval or self.num_generations
-        for k in self.pass_at_k or []:
-            if checked_whole("pass_at_k", k, lowest=1) > sampled:
-                what = f"{k} completions are more than the {sampled} that an evaluation samples per problem"
-                raise ConfigurationError(f"pass_at_k: {what}. Raise num_generations_eval.")
-        if self.pass_thresholds is not None and not self.pass_at_k:
-            raise ConfigurationError(f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k.")
 
 
 def our_settings(args: Any) -> SimpleNamespace:

@@ -12,9 +12,8 @@ from ..types import implements
 
 
 class KeptState(TrainerCallback, ExportableState):
-    """A callback whose state belongs to a class of its own, since transformers may make another instance of it."""
+    """A callback whose state stands in a class of its own, from which transformers may make another instance."""
 
-    # transformers makes callbacks again from their class and `args` alone, so what one holds stands in a class.
     @classmethod
     def of(cls, **attributes: Any) -> Self:
         made: Self = type(cls.__name__, (cls,), attributes)()

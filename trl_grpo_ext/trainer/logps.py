@@ -1,8 +1,8 @@
 """Log-probabilities and entropies that hooks declare (`needs`, `teachers`) and TRL does not compute."""
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
-from ..errors import ConfigurationError, is_out_of_memory
+from ..errors import ConfigurationError
 from ..types import (
     POLICY,
     REFERENCE,
@@ -60,7 +60,8 @@ class LogpsForHooks:
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
-        missing, found = self.missing(batch), dict[str, torch.Tensor]()
+        missing = self.missing(batch)
+        found = dict[str, torch.Tensor]()
         with_entropies = "old_entropies" in missing
         if with_entropies or "old_logps" in missing:
             found["old_logps"], entropies_B_T = acting.policy_pass(self._trainer, batch, rows_at_once, with_entropies)
@@ -75,10 +76,8 @@ class LogpsForHooks:
     ) -> torch.Tensor:
         teacher, column = split_teacher(name)
         batch = prompted.get(column, batch)
-        if teacher == POLICY:
-            return acting.policy_pass(self._trainer, batch, rows_at_once, False)[0]
-        if teacher == REFERENCE:
-            as_reference = reading.reference_of(self._trainer)
+        if teacher in (POLICY, REFERENCE):
+            as_reference = reading.reference_of(self._trainer) if teacher == REFERENCE else nullcontext
             assert as_reference is not None  # checked at construction
             with as_reference():
                 return acting.policy_pass(self._trainer, batch, rows_at_once, False)[0]
@@ -113,40 +112,11 @@ def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, len
     """Log-probabilities `(B, T)` of the last `length` tokens by TRL's head, which never makes all logits."""
     labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
-    positions = _positions(model, attention_mask)
-    scored = model(input_ids=ids, attention_mask=attention_mask, labels=labels, fused_lm_head=True, **positions)
-    logps_B_T: torch.Tensor = scored.log_probs[:, -length:]
+    given = {"input_ids": ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+    if "position_ids" in inspect.signature(getattr(model, "module", model).forward).parameters:
+        given["position_ids"] = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+    logps_B_T: torch.Tensor = model(**given).log_probs[:, -length:]
     return logps_B_T
-
-
-def completion_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
-    """The logits that predict the last `length` tokens, `(B, length, V)`; `ids` has at least one more token."""
-    extra: dict[str, Any] = _positions(model, attention_mask)
-    if "logits_to_keep" in _takes(model):
-        extra["logits_to_keep"] = length + 1
-    logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **extra).logits
-    before_each: torch.Tensor = logits[:, -length - 1 : -1]
-    return before_each
-
-
-def logps_of(logits_B_T_V: torch.Tensor, ids_B_T: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The tokens' log-probabilities `(B, T)`, in float32; the logits are divided by the temperature."""
-    rows = []
-    for row_logits, row_ids in zip(logits_B_T_V, ids_B_T, strict=True):  # one by one: float32 logits are large
-        scaled_T_V = row_logits.float() / temperature
-        chosen_T = scaled_T_V.gather(1, row_ids.unsqueeze(1)).squeeze(1)
-        rows.append(chosen_T - scaled_T_V.logsumexp(dim=1))
-    return torch.stack(rows)
-
-
-def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    if "position_ids" not in _takes(model):
-        return {}
-    return {"position_ids": (attention_mask.long().cumsum(1) - 1).clamp(min=0)}
-
-
-def _takes(model: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(getattr(model, "module", model).forward).parameters
 
 
 def _teachers(plugin: Any) -> tuple[str, ...]:
@@ -161,8 +131,9 @@ def needs_reference(plugin: Any) -> bool:
 
 def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     declared = Declaration.of(hook)
+    needs = declared.needs
     kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
-    needs, label = declared.needs, f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
+    label = f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(f"{label} needs entropies but has only on_rollout. List old_entropies.")
     if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
@@ -182,26 +153,14 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     """Check a teacher's vocabulary and load it without gradients."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    label, options = f"The teacher {name!r} of the advantage hook {hook!r}", {"trust_remote_code": trust_remote_code}
-    with _unless_loaded(label):
-        teachers = AutoTokenizer.from_pretrained(name, **options).get_vocab()
+    teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
         what = f"{len(different)} of the policy's {len(own)} tokens differ, such as {example!r}"
         numbers = f"with the number {own[example]} here and {teachers.get(example, 'none')} there"
+        label = f"The teacher {name!r} of the advantage hook {hook!r}"
         raise ConfigurationError(f"{label} has a different vocabulary: {what} {numbers}.")
-    with _unless_loaded(label):
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
     return model.requires_grad_(False)
-
-
-@contextmanager
-def _unless_loaded(label: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
-        if is_out_of_memory(error):
-            raise
-        raise ConfigurationError(f"{label} cannot be loaded: {error}") from error

@@ -17,14 +17,13 @@ from ..errors import ConfigurationError, UpstreamError
 from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
 from .compact.updates import CompactUpdates
-from .facts import Progress
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
 from .reductions import Computed, Inherited, LossForward, PolicyPass, Reduction, self_check
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
-from .upstream.reading import RunFacts
+from .upstream.reading import Progress, RunFacts
 
 
 @dataclass
@@ -55,10 +54,7 @@ class LossStage:
     def prepare_inputs(
         self, inherited: Inherited, compute_loss: Inherited, generation_batch: Any, totals: Mapping[int, Totals]
     ) -> Any:
-        """The micro-batch to train on.
-
-        `compute_loss` is the inherited one, to be tried out; `totals` are the counts of the generation batch by number.
-        """
+        """The micro-batch to train on; `compute_loss` is the inherited one, to be tried out."""
         with self.records.phases.during("generation"):
             inputs = inherited(generation_batch)
             progress = reading.progress_of(self.trainer)
@@ -78,15 +74,15 @@ class LossStage:
             return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
-        with nullcontext() if self.updates is None else self.updates.small_head_tiles():
+        with nullcontext() if self.updates is None else acting.small_head_tiles(self.facts.device):
             return self.records.time_step(functools.partial(inherited, *arguments, **keywords))
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        trl, before = self.trainer, self._reached
+        before = self._reached
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
-        if idle and reading.backward_may_be_left_out(trl):  # it would add zeros to all gradients
+        if idle and reading.backward_may_be_left_out(self.trainer):  # it would add zeros to all gradients
             return torch.zeros((), device=self.facts.device, requires_grad=True)
-        with acting.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
+        with acting.restore_after_trial(self.trainer) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
         if self._must_be_reached and self._reached == before:
             what = f"compute_loss of {self.facts.trainer} (or a patch, such as Unsloth) bypasses TRL's _compute_loss"
@@ -95,12 +91,12 @@ class LossStage:
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
-        if len(self._handlers) > 1 or not (
-            self._acts or self.records.records_tokens
-        ):  # a trial of this loss, or nothing acts on it
+        is_trial = len(self._handlers) > 1
+        if is_trial or not (self._acts or self.records.records_tokens):
             self._reached += 1
             return scaled_for_masked_groups(inherited(model, inputs), inputs)
-        progress, settings = reading.progress_of(self.trainer), reading.loss_settings_of(self.trainer)
+        progress = reading.progress_of(self.trainer)
+        settings = reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
         if progress.training and self._acts and self.own_loss.per_token and not self._self_checked:
             self._check_terms(inherited, inputs, mask_B_T, progress)
@@ -156,7 +152,8 @@ class LossStage:
     def _apply_forward_hooks(
         self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
     ) -> Sequence[Any]:
-        inputs, progress = forward.inputs, reading.progress_of(self.trainer)
+        inputs = forward.inputs
+        progress = reading.progress_of(self.trainer)
         with self._section():
             context = forward.context(logps_B_T, entropies_B_T, progress, self.facts.agreement.gather)
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
@@ -166,20 +163,19 @@ class LossStage:
         return changes
 
     def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
-        settings, slope = reading.loss_settings_of(self.trainer), reading.slope_at_ratio_one(self.trainer)
-        takes_apart, trial = self.reduction.takes_apart, self._on_trial(inherited)
+        settings = reading.loss_settings_of(self.trainer)
+        when = (self.facts, settings, progress, reading.slope_at_ratio_one(self.trainer))
         with self._section(), acting.restore_after_trial(self.trainer):
-            self_check(trial, inputs, mask_B_T, takes_apart, self.facts, settings, progress, slope)
+            self_check(self._on_trial(inherited), inputs, mask_B_T, self.reduction.takes_apart, *when)
             self.token_losses.check(inputs, progress)
         self._self_checked = True
 
     def _on_trial(self, loss: Inherited) -> LossOf:
         """A loss that takes a replacement for the policy's forward pass."""
 
-        def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
+        def of(batch: dict[str, Any], forward_pass: ForwardPass) -> Any:
             with self._handled_by(lambda *_, **__: forward_pass()):
-                tried: torch.Tensor = loss(self.trainer.model, batch)
-                return tried
+                return loss(self.trainer.model, batch)
 
         return of
 
@@ -197,9 +193,9 @@ class LossStage:
         length = self.facts.accumulation if progress.training else 1
         if self.reduction.by_weights or len(micro_batches) % length:  # or a step reaches beyond this batch
             return
-        masks = [counting_mask(micro_batch).to(progress.precision) for micro_batch in micro_batches]
-        counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(len(mask)))]) for mask in masks])
-        counts_S_C = self.facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1)).tolist()
+        masks = [counting_mask(micro_batch) for micro_batch in micro_batches]
+        counts_M_C = torch.tensor([[mask.sum(), len(mask)] for mask in masks], device=self.facts.device)
+        counts_S_C = self.facts.sum_over_ranks(counts_M_C.double().view(-1, length, 2).sum(1)).tolist()
         for number, micro_batch in enumerate(micro_batches):
             tokens, sequences = map(round, counts_S_C[number // length])
             step = StepTotals(tokens=tokens, sequences=sequences, micro_batches=length)

@@ -1,8 +1,7 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
 They go to three stages: from prompts `rollouts` makes a generation batch with advantages and weights, `losses` the loss
-of each micro-step of it, and `records` keeps what both did. With no plugin selected a method returns what the inherited
-one returned. What is neither an override nor public lives in `_trl_grpo_ext`, so no name of a user's can collide.
+of each micro-step of it, and `records` keeps what both did. All of it lives in `_trl_grpo_ext`, so no names collide.
 """
 
 import functools
@@ -41,10 +40,13 @@ class Extension:
         self._trainer = trainer
         self._between = between
         self.plugins = SelectedPlugins(args, given)
-        self._own_loss = OwnLoss(between, self.plugins)
+        owners = [owner for owner in between if {"_compute_loss", "compute_loss"} & vars(owner).keys()]
+        self._own_loss = OwnLoss(owners, self.plugins)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
-        trl, plugins, between, owners = self._trainer, self.plugins, self._between, self._own_loss.owners
+        trl = self._trainer
+        plugins = self.plugins
+        owners = self._own_loss.owners
         plugins.reread(trl.args)
         contract.check_instance(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
@@ -59,9 +61,9 @@ class Extension:
         terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
         freedom = freedom_of(terms, reduction.divides_by)
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
-        own_passes = contract.has_own_passes(between)
+        own_passes = any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between)
         updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)
-        own_scoring = contract.has_own_scoring(between)
+        own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
         self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
         outside = self.rollouts.pass_outside_losses
         self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)

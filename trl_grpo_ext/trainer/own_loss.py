@@ -1,7 +1,4 @@
-"""A user's trainer class between ours and TRL's: what its loss can take.
-
-One written for advantages `(B,)` fails on `(B, T)`, or mixes up rows in silence, so it is tried out once.
-"""
+"""A user's trainer class between ours and TRL's: whether its loss takes `(B, T)`, or mixes up rows, by a trial."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,15 +8,13 @@ import torch
 from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
 from .batch import two_rows_of
 from .selected import SelectedPlugins
-from .upstream import contract
 
 RELATIVE_TOLERANCE = 1e-5
 
 ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
 
-LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
-"""The loss of a batch, with a replacement for the policy's forward pass."""
+LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]  # with a replacement for the policy's forward pass
 
 
 class LossTrial:
@@ -56,12 +51,12 @@ class LossTrial:
 class OwnLoss:
     """The loss of a user's classes between our mixin and TRL's trainer."""
 
-    def __init__(self, between: Sequence[type], plugins: SelectedPlugins) -> None:
+    def __init__(self, owners: Sequence[type], plugins: SelectedPlugins) -> None:
         self._plugins = plugins
-        self.owners = [owner for owner in between if not contract.LOSS_METHODS.isdisjoint(vars(owner))]
-        self._names = " and ".join(owner.__qualname__ for owner in self.owners)
+        self.owners = owners
+        self._names = " and ".join(owner.__qualname__ for owner in owners)
         self.per_token = True  # whether it takes advantages `(B, T)`, as far as is known
-        self.untried = bool(self.owners) and (
+        self.untried = bool(owners) and (
             plugins.change_advantages or plugins.compact or plugins.aggregation is not None
         )
 
@@ -81,12 +76,9 @@ class OwnLoss:
         return high_B.masked_fill(~live_B_T.any(1), 0.0)
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
-        """Find out on a real micro-batch what the loss takes, by its value and its gradient in the log-probabilities.
-
-        At ratio 1 many a wrong loss has the right value, so its gradient has to be the same too. The advantages are of
-        both signs, and no two rows alike: rows that are mixed up, or a sign that is not seen, change the loss.
-        """
+        """Find out on a real micro-batch what the loss takes, by its value and gradient in the log-probabilities."""
         trial = LossTrial(two_rows_of(inputs), all_tokens=True)
+        # Of both signs, and no two alike: rows that are mixed up, or a sign that is not seen, change the loss.
         advantages_B = torch.linspace(-1.0, 1.7, len(trial.wave_B_T), device=trial.wave_B_T.device)
         all_B_T = advantages_B.unsqueeze(1).expand_as(trial.wave_B_T).clone()
 
@@ -106,27 +98,27 @@ class OwnLoss:
                 return None
 
         with torch.enable_grad():
-            per_completion, per_token = or_none(advantages_B), or_none(all_B_T)
+            per_completion = or_none(advantages_B)
+            per_token = or_none(all_B_T)
             if per_completion is None and per_token is None:
                 with_advantages(loss_of, advantages_B, advantages_B)  # raises: it has to say so itself
             expected, advantages = (per_token, all_B_T) if per_completion is None else (per_completion, advantages_B)
             none = torch.zeros_like(advantages)
             trls = with_advantages(trls_loss_of, advantages, advantages)
-            without, late = with_advantages(loss_of, none, none), with_advantages(loss_of, none, advantages)
-        self.untried, self.per_token = False, _alike(expected, per_token)
-        self._refuse(as_trl=_alike(expected, trls), acts=not _alike(expected, without), late=_alike(expected, late))
-
-    def _refuse(self, *, as_trl: bool, acts: bool, late: bool) -> None:
-        """Refuse plugins that the loss does not take: one that is not TRL's, or reads no advantages, or too early."""
-        forward_hooks, aggregation = bool(self._plugins.forward_hooks), self._plugins.aggregation
+            without = with_advantages(loss_of, none, none)
+            late = with_advantages(loss_of, none, advantages)
+        self.untried = False
+        self.per_token = _alike(expected, per_token)
+        forward_hooks = bool(self._plugins.forward_hooks)
+        aggregates = self._plugins.aggregation is not None
         label = f"The loss of {self._names}"
-        if self._plugins.compact and not as_trl:
+        if self._plugins.compact and not _alike(expected, trls):
             raise ConfigurationError(f"{label} is not TRL's, so compact_updates is not exact. Turn it off.")
-        if not acts and not forward_hooks and aggregation is None:
+        if _alike(expected, without) and not forward_hooks and not aggregates:
             raise SelfCheckError(f"{label} does not depend on the advantages, so hooks would have no effect.")
-        if not self.per_token and aggregation is not None:
+        if not self.per_token and aggregates:
             raise ConfigurationError(f"{label} takes no advantages (completions, tokens), as an aggregation needs.")
-        if not self.per_token and not late and forward_hooks:
+        if not self.per_token and forward_hooks and not _alike(expected, late):
             raise SelfCheckError(f"{label} reads the advantages before the policy's forward pass, too early.")
 
 

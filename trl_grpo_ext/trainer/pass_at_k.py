@@ -58,9 +58,8 @@ class PassAtK:
                 estimates = [estimate_pass_at_k(c, n, k) for c, n in zip(passed_Q, judged_Q, strict=True) if n >= k]
                 found[f"pass@{k}{name}"] = math.fsum(estimates) / len(estimates) if estimates else None
                 if left_out := len(judged_Q) - len(estimates):
-                    why = f"{reward} judged fewer than {k} of their {self.group_size} completions"
-                    said = f"pass@{k}: {left_out} of {len(judged_Q)} problems are left out: {why}."
-                    warnings.warn(said, stacklevel=2)
+                    why = f"are left out: {reward} judged fewer than {k} of their {self.group_size} completions"
+                    warnings.warn(f"pass@{k}: {left_out} of {len(judged_Q)} problems {why}.", stacklevel=2)
         return found
 
 

@@ -1,9 +1,7 @@
-"""Which training prompts a generation batch is sampled for: dealt by TRL's data loader, or drawn here.
-
-TRL's loader asks ahead of time; a prompt sampler, on rank 0, draws a round as soon as the one before is observed.
-"""
+"""Which training prompts a generation batch is sampled for: dealt by TRL's loader, or drawn here, on rank 0."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,32 +52,25 @@ class DrawnPrompts:
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
 
-    @property
-    def inside_a_batch(self) -> bool:
-        """Whether a checkpoint would fall inside a generation batch, and so could not be resumed from."""
-        return not reading.between_batches(self.trainer)
-
     def state(self) -> dict[str, Any]:
         return {
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
             "sampler": dict(self.sampler.state_dict()) if self._started and self.facts.rank == 0 else {},
-            "inside_a_batch": self.inside_a_batch,
+            "inside_a_batch": reading.inside_a_batch(self.trainer),
         }
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Continue at a checkpoint."""
-        if saved is None:
-            what = "the checkpoint does not say which prompts were drawn"
-            raise ConfigurationError(f"{self.drawing}: {what}. Start from its model instead.")
-        if saved["inside_a_batch"]:
-            what = "the checkpoint was saved inside a generation batch, which is not in it"
-            raise ConfigurationError(f"{self.drawing}: {what}. Resume from another one.")
+        if saved is None or saved["inside_a_batch"]:
+            what = "does not say which prompts were drawn" if saved is None else "was saved inside a generation batch"
+            raise ConfigurationError(f"{self.drawing}: the checkpoint {what}. Take another, or start from its model.")
         with self._plugin_code():
             self._start()
             if self.facts.rank == 0:
                 self.sampler.load_state_dict(saved["sampler"])
-        self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
+        self._drawn = saved["rounds_drawn"]
+        self._ahead = [list(prompts) for prompts in saved["ahead"]]
 
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
@@ -93,8 +84,8 @@ class DrawnPrompts:
         self._started = True
         self._rows, make_sampler = reading.training_data_of(self.trainer)
         if self.facts.rank == 0:
-            seed, order = int(self.trainer.args.seed), orders_of(make_sampler())
-            self.sampler.start(PromptPool(rows=self._rows, seed=seed, order=order))
+            order = orders_of(make_sampler())
+            self.sampler.start(PromptPool(rows=self._rows, seed=int(self.trainer.args.seed), order=order))
 
     def next_round(self) -> Drawn:
         """The next round's prompts; if they are exhausted inside an optimizer step, those of its last round again."""
@@ -130,9 +121,9 @@ class DrawnPrompts:
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
         with self._plugin_code():
             if self.facts.rank == 0:
-                names, weights_K = self.facts.reward_names, rollout.reward_weights_K[: rewards_N_K.size(1)]
-                outcomes = outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts)
-                self.sampler.observe(outcomes)
+                weights_K = rollout.reward_weights_K[: rewards_N_K.size(1)]
+                names = self.facts.reward_names
+                self.sampler.observe(outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts))
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 if implements(self.sampler, "metrics"):
                     metrics |= self.sampler.metrics()
@@ -146,11 +137,13 @@ def prompts_of(
     if plugins.resample is None and plugins.prompt_sampler is None:
         return None
     drawing = "prompt_sampler" if plugins.resample is None else "resample"
-    dataset, args = trainer.train_dataset, trainer.args
+    dataset = trainer.train_dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         what = f"{type(dataset).__name__} has no rows to choose from (a stream)"
         raise ConfigurationError(f"{drawing}: {what}. Load it as a Dataset, or remove {drawing}.")
-    block, per_step = int(args.steps_per_generation * args.num_iterations), int(args.gradient_accumulation_steps)
+    args = trainer.args
+    block = int(args.steps_per_generation * args.num_iterations)
+    per_step = int(args.gradient_accumulation_steps)
     if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps * per_step % block:
         least = math.lcm(block, per_step) // per_step
         what = f"save_steps={args.save_steps} has to be a multiple of {least} here"
@@ -175,26 +168,25 @@ def outcomes_of(
     found = []
     for place, values_G_C in enumerate(columns_N_C.view(len(prompts), -1, columns_N_C.size(1))):
         *means, reward = values_G_C.nanmean(dim=0).tolist()
-        *deviations, deviation = [_deviation(values_G[~torch.isnan(values_G)]) for values_G in values_G_C.T]
-        found.append(
-            PromptOutcome(
-                row=prompts[place],
-                means=dict(zip(names, means, strict=True)),
-                deviations=dict(zip(names, deviations, strict=True)),
-                reward=reward,
-                deviation=deviation,
-                length=lengths_Q[place],
-                verdict=verdicts.get(place),
-            )
+        *deviations, deviation = map(_deviation, values_G_C.T)
+        outcome = PromptOutcome(
+            row=prompts[place],
+            means=dict(zip(names, means, strict=True)),
+            deviations=dict(zip(names, deviations, strict=True)),
+            reward=reward,
+            deviation=deviation,
+            length=lengths_Q[place],
+            verdict=verdicts.get(place),
         )
+        found.append(outcome)
     return found
 
 
 def _deviation(values: torch.Tensor) -> float:
-    if len(values) < 2:
-        return 0.0 if len(values) else float("nan")
-    # Equal numbers have none, whatever rounding does to their mean.
-    return 0.0 if bool((values == values[0]).all()) else float(values.std())
+    known: list[float] = values[~torch.isnan(values)].tolist()
+    if len(known) < 2:
+        return 0.0 if known else math.nan
+    return statistics.stdev(known)  # of equal numbers exactly 0
 
 
 def orders_of(sampler: Any) -> Callable[[int], list[int]]:
@@ -228,7 +220,7 @@ class PromptsState(KeptState):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Tell `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
-        state.inside_a_batch = self.prompts.inside_a_batch
+        state.inside_a_batch = reading.inside_a_batch(self.prompts.trainer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Before a generation batch, draw its first round; without one the training is over."""

@@ -3,12 +3,14 @@
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from transformers.trainer_utils import has_length
 
 from ..credit import flow
 from ..credit.chain import Change, change_tables, metrics_of
@@ -29,13 +31,15 @@ class RecordStage:
     """Metrics, warnings, TRL's table of completions, token records, pass@k, times of phases, and the manifest."""
 
     def __init__(self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, evaluates: bool) -> None:
-        self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
-        settings, args = plugins.settings, trainer.args
+        self._trainer = trainer
+        self._facts = facts
+        self._chain = plugins.chain
+        settings = plugins.settings
         self.pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
-        self._recorder = TokenRecorder(settings.token_records, args.seed)
+        self._recorder = TokenRecorder(settings.token_records, trainer.args.seed)
         self.phases = PhaseClock(facts.device)
         self.manifest = Manifest.of(trainer, plugins.loaded)
-        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, facts.agreement)
+        self._plugin_records = PluginRecords(self.manifest, trainer.args, settings.plugin_changes, facts.agreement)
         self.write_beside_weights = self._plugin_records.write_beside_weights
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.
@@ -51,7 +55,8 @@ class RecordStage:
             return evaluation()
         with self.pass_at_k.evaluating():
             output = evaluation()
-            metrics = self.pass_at_k.metrics(reading.problems_of(dataloader))
+            problems = len(dataloader.dataset) if has_length(dataloader.dataset) else None
+            metrics = self.pass_at_k.metrics(problems)
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
@@ -92,20 +97,19 @@ class RecordStage:
         rows_N_C = self._facts.gather(torch.cat(tables_B_C, dim=1))
         self.add_metrics(metrics_of(changes, rows_N_C[:, 1:]))
         if self._trainer.model.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 1:], self._trainer.state.global_step))
-        self._show_advantages(row_ids_N, rows_N_C[:, 0].tolist())
-
-    def _show_advantages(self, row_ids_N: Sequence[int], means_N: Sequence[float]) -> None:
-        if self._row_count == 0:  # TRL's asynchronous trainer has no table
-            return
-        acting.show_mean_advantages(self._trainer, row_ids_N, means_N, self._row_count)
+            for sentence in self._chain.without_effect(changes, rows_N_C[:, 1:], self._trainer.state.global_step):
+                if self._facts.rank == 0:
+                    warnings.warn(sentence, stacklevel=2)
+        if self._row_count > 0:  # TRL's asynchronous trainer has no table
+            acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         self.add_metrics(flow.weight_metrics(self._facts.gather(flow.row_table(weights_B_T, advantages_B_T, mask_B_T))))
 
     def saw_loss(self, forward: LossForward, reduced: Reduced) -> None:
         """Record what a training loss used, of the rows that are recorded."""
-        inputs, weights_B_T = forward.inputs, reduced.weights_B_T
+        inputs = forward.inputs
+        weights_B_T = reduced.weights_B_T
         row_ids_B = inputs.get(BatchKeys.row_id)
         if row_ids_B is None or not self._recorder.wants(row_ids_B):
             return
@@ -134,25 +138,18 @@ class RecordStage:
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         acting.add_metrics(self._trainer, metrics)
 
-    def warn(self, sentences: Iterable[str]) -> None:
-        for sentence in sentences if self._facts.rank == 0 else ():
-            warnings.warn(sentence, stacklevel=2)
-
 
 PHASES = ("generation", "rewards", "update")
 
 
 class PhaseClock:
-    """Assigns the seconds of training steps to phases; the update encloses the others.
-
-    The clock waits for a GPU before the first phase of an optimizer step, when the optimizer may still run, and after.
-    """
+    """Assigns the seconds of training steps to phases; the update encloses the others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.get_device_module(device)
         self._phase: str | None = None
         self._since = 0.0
-        self._seconds: dict[str, float] = {}
+        self._seconds = defaultdict[str, float](float)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -161,7 +158,7 @@ class PhaseClock:
         if outer is None and phase != "update":
             yield
             return
-        if outer is None and not self._seconds:  # an optimizer step begins
+        if outer is None and not self._seconds:  # a step begins, and the last one's optimizer may still run on a GPU
             self._device.synchronize()
         self._turn_to(phase)
         try:
@@ -173,11 +170,13 @@ class PhaseClock:
         """Wait for the device and return the seconds since the last call, by metric."""
         with self.during("update"):
             self._device.synchronize()
-        seconds, self._seconds = self._seconds, {}
-        return {f"time/{phase}": seconds.get(phase, 0.0) for phase in PHASES}
+        seconds = {f"time/{phase}": self._seconds[phase] for phase in PHASES}
+        self._seconds.clear()
+        return seconds
 
     def _turn_to(self, phase: str | None) -> None:
         now = time.perf_counter()
         if self._phase is not None:
-            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
-        self._phase, self._since = phase, now
+            self._seconds[self._phase] += now - self._since
+        self._phase = phase
+        self._since = now

@@ -1,9 +1,6 @@
-"""From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation.
+"""From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation."""
 
-Without an aggregation the reduction is TRL's own: its scalar stays as it is, or its weights go to the terms where token
-losses are among them.
-"""
-
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -17,15 +14,13 @@ from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError, UpstreamError
 from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
 from .batch import BatchKeys
-from .facts import LossSettings, Progress
 from .own_loss import LossOf, LossTrial
 from .selected import SelectedPlugins
 from .upstream import contract, reading
-from .upstream.reading import RunFacts
+from .upstream.reading import LossSettings, Progress, RunFacts
 
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
 """What of a micro-batch makes the denominator: nothing, its rows, its tokens, or the losses, which it sees."""
-
 
 Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
 
@@ -103,8 +98,9 @@ class Computed:
     def trl_weights_B_T(self) -> torch.Tensor:
         if self.measured_B_T is not None:
             return self.measured_B_T
-        forward, tokens = self.forward, self.forward.inputs["num_items_in_batch"]
-        return reading.reduction_weights(self.settings.loss_type, forward.mask_B_T, tokens, self.facts, self.progress)
+        tokens = self.forward.inputs["num_items_in_batch"]
+        loss_type = self.settings.loss_type
+        return reading.reduction_weights(loss_type, self.forward.mask_B_T, tokens, self.facts, self.progress)
 
     def pieces(self) -> TakenApart:
         settings = self.settings
@@ -120,13 +116,14 @@ class Computed:
 
     def _kl_penalty(self) -> torch.Tensor:
         """TRL's KL penalty of each token: it does not depend on the advantages, but follows the same weights."""
-        inputs, settings, logps_B_T = self.forward.inputs, self.settings, self.forward.policy.logps_B_T
+        inputs = self.forward.inputs
+        logps_B_T = self.forward.policy.logps_B_T
         ratio_B_T = None
-        if settings.bias_correction_kl:
+        if self.settings.bias_correction_kl:
             old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-            level = settings.importance_sampling_level
+            level = self.settings.importance_sampling_level
             ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, self.forward.mask_B_T, level)
-        return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
+        return self.settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
 
 
 class TRLsReduction:
@@ -138,16 +135,14 @@ class TRLsReduction:
     def __init__(self, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
         self._knows_weights = knows_weights and loss_type in contract.LOSS_TYPES
         self.takes_apart = has_token_losses
-        self.divides_by: DividesBy = "rows"
-        if loss_type in contract.GLOBAL_TOKEN_MEAN:
-            self.divides_by = "nothing"
-        elif loss_type in contract.LOCAL_TOKEN_MEAN:
-            self.divides_by = "tokens"
+        of_tokens: dict[str, DividesBy] = {"token_mean": "nothing", "token_mean_local": "tokens"}
+        self.divides_by = of_tokens.get(flow.TRL_REDUCTIONS.get(loss_type, ""), "rows")
 
     def reduce(self, computed: Computed) -> Reduced:
         if not self._knows_weights:
             return Reduced(computed.trl_loss, None)
-        weights_B_T, loss = computed.trl_weights_B_T, computed.trl_loss
+        weights_B_T = computed.trl_weights_B_T
+        loss = computed.trl_loss
         if self.takes_apart:
             pieces = computed.pieces()
             loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
@@ -164,12 +159,12 @@ class Weighted:
     divides_by: ClassVar[DividesBy] = "nothing"
 
     def reduce(self, computed: Computed) -> Reduced:
-        pieces, progress = computed.pieces(), computed.progress
+        pieces = computed.pieces()
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
         per_step = AggregationDeclaration.of(self.aggregation).per_step
-        share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
+        share = 1.0 if per_step else computed.progress.steps_per_generation / computed.progress.accumulation
         weights_B_T: torch.Tensor = computed.forward.inputs[BatchKeys.weights]
         loss = (weights_B_T * pieces.loss_B_T).sum() * (computed.facts.ranks * share) + pieces.rest
         return Reduced(loss, weights_B_T * share)
@@ -185,14 +180,16 @@ class Reducing:
     divides_by: ClassVar[DividesBy] = "losses"
 
     def reduce(self, computed: Computed) -> Reduced:
-        pieces, forward, accumulation = computed.pieces(), computed.forward, computed.progress.accumulation
+        pieces = computed.pieces()
+        mask_B_T = computed.forward.mask_B_T
+        accumulation = computed.progress.accumulation
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
         with computed.facts.agreement.section():
-            totals = forward.inputs[BatchKeys.totals]
-            reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
-            slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
+            totals = computed.forward.inputs[BatchKeys.totals]
+            reduced = flow.reduced_loss(self.aggregation, loss_B_T, mask_B_T, totals)
+            slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, mask_B_T)
         return Reduced(reduced / accumulation + pieces.rest, slope_B_T / (accumulation * computed.facts.ranks))
 
 
@@ -201,18 +198,18 @@ Reduction = TRLsReduction | Weighted | Reducing
 
 def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
-    aggregation, has_token_losses = plugins.aggregation, bool(plugins.token_losses)
+    aggregation = plugins.aggregation
     if plugins.reduces:
         contract.check_loss_type(loss_type)
     if aggregation is None:
-        return TRLsReduction(loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
+        return TRLsReduction(loss_type, knows_weights=knows_weights, has_token_losses=bool(plugins.token_losses))
     if implements(aggregation, "weights"):
         return Weighted(aggregation)
     per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs
     if per_step and facts.steps_per_generation % facts.accumulation:
-        what = f"steps_per_generation={facts.steps_per_generation} is no multiple of {facts.accumulation}"
+        what = f"steps_per_generation={facts.steps_per_generation} is no multiple of the accumulation"
         label = f"The loss aggregation {plugin_label(aggregation)!r}"
-        raise ConfigurationError(f"{label} needs the counts of each optimizer step, but {what}, its micro-batches.")
+        raise ConfigurationError(f"{label} needs the counts of each optimizer step, but {what}.")
     return Reducing(aggregation)
 
 
@@ -222,16 +219,11 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
     mixes = settings.top_entropy_quantile < 1.0 or not alone  # the quantile is of a micro-batch
     acts = bool(forward_hooks)  # which may give rows without signal one
     policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=acts, unscaled=acts)
-    others = {
-        terms.KL: settings.beta != 0.0,
-        terms.ENTROPY: settings.entropy_bonus,
-        terms.AUXILIARY: settings.auxiliary_loss,
-    }
-    return [policy, *(term for term, is_there in others.items() if is_there), *further]
+    are_there = (settings.beta != 0.0, settings.entropy_bonus, settings.auxiliary_loss)
+    return [policy, *itertools.compress((terms.KL, terms.ENTROPY, terms.AUXILIARY), are_there), *further]
 
 
-RELATIVE_TOLERANCE = 1e-3
-"""Far above what rounding does to these sums, far below what a changed reduction or a foreign term does."""
+RELATIVE_TOLERANCE = 1e-3  # far above what rounding does to these sums, far below what a foreign term does
 
 
 def self_check(
@@ -246,10 +238,9 @@ def self_check(
 ) -> None:
     """Do our terms add up to TRL's loss, on shapes and masks of the real first batch and invented numbers?
 
-    Compared are the weight of each token, by the slope in the advantages at ratio 1, then loss and gradient away from
-    it, without entropy bonus and auxiliary loss. If no token of the micro-batch counts, all are made to count.
+    Compared are the weight of each token, by the slope in the advantages at ratio 1, then loss and gradient off it.
     """
-    if not bool((mask_B_T > 0).any()):
+    if not bool((mask_B_T > 0).any()):  # then all are made to count
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
@@ -264,9 +255,8 @@ def self_check(
         return Computed(loss, forward, without, progress, facts)
 
     def compare(what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None) -> None:
-        in_trl, expected = in_trl.detach().double(), expected.detach().double()
         largest = float((expected if scale is None else scale).detach().abs().max())
-        gap = (in_trl - expected).abs()
+        gap = (in_trl.detach().double() - expected.detach().double()).abs()
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
             values = f"{in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}"

@@ -1,7 +1,6 @@
 """`resample`: replace groups that a filter drops, until the batch is full or the rounds are used up.
 
-One round is one call of TRL's own `_generate_and_score_completions`. What is trained on is put together afterwards; a
-batch that is not full is filled up with dropped groups, whose tokens are masked: in no loss and no denominator.
+A batch that is not full is filled up with dropped groups, whose tokens are masked: in no loss and no denominator.
 """
 
 import warnings
@@ -20,12 +19,11 @@ from ..errors import ConfigurationError
 from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .config import ResampleSettings
-from .facts import Progress
 from .prompts import Drawn, DrawnPrompts
 from .sampled_batch import SampledBatch, read_rollout
 from .selected import SelectedPlugins
-from .upstream import acting, images, reading
-from .upstream.reading import RunFacts
+from .upstream import acting, images
+from .upstream.reading import Progress, RunFacts
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -37,11 +35,11 @@ _PAD: Mapping[str, float] = {
 _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
 """Entries of a rollout that shapers make, kept so that these need not run again."""
 
-
 Row = dict[tuple[str, str], Any]
 """A completion by where its data are from and their name: `("batch", "completion_ids")`; on the CPU, unpadded."""
 
 Group = list[Row]
+Hooks = Callable[[SampledBatch], tuple[Rollout, Any, Any]]
 
 
 @dataclass
@@ -58,21 +56,25 @@ class Resampling:
         self._reasons: set[str] = set()
 
     def fill(
-        self, sample: Callable[[Drawn], tuple[SampledBatch, Rollout]], prompts: DrawnPrompts, progress: Progress
+        self, sample: Callable[[Drawn], SampledBatch], hooks: Hooks, prompts: DrawnPrompts, progress: Progress
     ) -> tuple[SampledBatch, dict[str, float]]:
-        """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
-        kept, others = dict[int, Group](), dict[int, Group]()
+        """Fill a batch with rounds of `sample`, after the `hooks` if the filter reads advantages; and its metrics."""
+        kept = dict[int, Group]()
+        others = dict[int, Group]()
         dropped = Counter[str]()
-        rounds, wanted = 0, 0
+        rounds = wanted = 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
             if rounds and not prompts.look_ahead():
                 break
             drawn = prompts.next_round()
-            sampled, seen = sample(drawn)
+            sampled = sample(drawn)
+            seen = replace(sampled.rollout, advantages_B_T=None)
+            if self.reads_advantages:
+                seen, *_ = hooks(sampled)
             with self.facts.agreement.section():
-                seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
-            rounds, wanted = rounds + 1, len(drawn.prompts)
+            rounds += 1
+            wanted = len(drawn.prompts)
             of_round = self._groups(sampled, verdicts)
             prompts.observe(drawn, sampled.rollout, {place: verdict for place, (_, verdict) in enumerate(of_round)})
             for prompt, (group, verdict) in zip(drawn.prompts, of_round, strict=True):
@@ -101,7 +103,8 @@ class Resampling:
         """The groups of all ranks and the filter's verdict on each; the same on every rank."""
         rows = _rows_of_batch(sampled)
         if self.facts.ranks > 1:
-            rows, verdicts = gather_object(rows), gather_object(list(verdicts))
+            rows = gather_object(rows)
+            verdicts = gather_object(list(verdicts))
         size = sampled.rollout.num_generations
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -139,7 +142,8 @@ class Resampling:
             batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self.facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
-        weights_K, functions = like.rollout.reward_weights_K, len(self.facts.reward_names)
+        weights_K = like.rollout.reward_weights_K
+        functions = len(self.facts.reward_names)
         with self.facts.agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, :functions])
             numbers = [row["scored", "row_number"] for row in rows]
@@ -182,20 +186,21 @@ def _by_row(value: Any) -> bool:
 
 
 def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
-    scored, rollout = sampled.scored, sampled.rollout
-    shaped = {name: getattr(rollout, name) for name in _SHAPED}
+    scored = sampled.scored
+    rollout = sampled.rollout
     batch = images.by_row(sampled.batch)
     parts_of_images = {name: batch[name] for name in images.Images.of(sampled.batch).parts}
+    sources = {"batch": batch, "rollout": {name: getattr(rollout, name) for name in _SHAPED}, "logps": sampled.logps}
     columns = {
         (source, name): value.detach().cpu()
-        for source, values in (("batch", batch), ("rollout", shaped), ("logps", sampled.logps))
+        for source, values in sources.items()
         for name, value in values.items()
         if _by_row(value)
     }
     prompts = columns["batch", "prompt_mask"].sum(dim=1).tolist()
     written = [len(ids) for ids in scored.completion_ids]
     rewards_B_K = scored.rewards_N_K[rollout.local_rows].cpu()
-    masks = scored.tool_masks if len(scored.tool_masks or ()) == len(written) else None
+    masks: Sequence[Any] = scored.tool_masks or ()
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
         values: torch.Tensor = columns[key][row]
@@ -207,8 +212,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     for row in range(len(written)):
         found: Row = {key: cut(key, row) for key in columns}
         for name, parts in parts_of_images.items():
-            part = parts[row]
-            found["images", name] = part.detach().cpu() if isinstance(part, torch.Tensor) else part
+            found["images", name] = parts[row].detach().cpu() if torch.is_tensor(parts[row]) else parts[row]
         seen = {
             "row": dict(scored.rows[row]),
             "row_number": (rollout.row_numbers or [])[row],
@@ -217,7 +221,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             "rewards": rewards_B_K[row].clone(),
             "parts": {name: parts[row] for name, parts in scored.parts.items()},
             "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
-            "tool_mask": None if masks is None else masks[row],
+            "tool_mask": masks[row] if len(masks) == len(written) else None,
         }
         rows.append(found | {("scored", name): value for name, value in seen.items()})
     return rows
@@ -237,8 +241,8 @@ def resampling_of(
             what = f"{label} runs in each round, for the filter {plugin_label(made.filter)!r} or as a shaper"
             why = "may look at the whole batch, which is not the one that is trained on"
             raise ConfigurationError(f"resample: {what}, and {why}. Declare independent=True if not, or remove it.")
-    statistics = reading.batch_statistics_of(trainer)
-    if statistics is not None and not any(role_of(hook) == "estimator" for hook in plugins.hooks):
-        what = f"with {statistics} TRL's advantages depend on a whole round, which is not the batch that is trained on"
+    over_batch = {"normalize_then_sum", "batch"} & {trainer.multi_objective_aggregation, trainer.scale_rewards}
+    if over_batch and not any(role_of(hook) == "estimator" for hook in plugins.hooks):
+        what = f"with {min(over_batch)} TRL's advantages depend on a whole round, not the batch that is trained on"
         raise ConfigurationError(f"resample: {what}. Set scale_rewards to group or none, or select an estimator.")
     return made

@@ -23,7 +23,6 @@ from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
 from .batch import BatchKeys, row_entries
 from .compact.sampling import sharing_of
-from .facts import Progress
 from .logps import LogpsForHooks
 from .prompts import Drawn, prompts_of
 from .record_stage import RecordStage
@@ -33,7 +32,7 @@ from .sampled_batch import HookLogps, SampledBatch, Sampling, batch_before_trls,
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
-from .upstream.reading import Generated, RunFacts
+from .upstream.reading import Generated, Progress, RunFacts
 
 
 @dataclass
@@ -49,13 +48,14 @@ class RolloutStage:
     own_scoring: bool
 
     def __post_init__(self) -> None:
-        trainer, facts, plugins = self.trainer, self.facts, self.plugins
-        self._section = facts.agreement.section
+        plugins = self.plugins
+        run = (self.trainer, self.facts, plugins)
+        self._section = self.facts.agreement.section
         self._chain = plugins.chain
-        self._hook_logps = LogpsForHooks(plugins.needing_logps, trainer, facts.tokenizer)
-        self.prompts = prompts_of(trainer, facts, plugins, self.records.add_metrics)
-        self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=self.divides_by == "rows")
-        self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
+        self._hook_logps = LogpsForHooks(plugins.needing_logps, self.trainer, self.facts.tokenizer)
+        self.prompts = prompts_of(*run, self.records.add_metrics)
+        self._resampling = resampling_of(*run, loss_counts_rows=self.divides_by == "rows")
+        self._sharing = sharing_of(self.trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
         self._zeroes_rounding = used and not self.own_scoring
@@ -75,8 +75,8 @@ class RolloutStage:
         if self.prompts is None or not progress.training:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
         if self._resampling is not None:
-            one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
-            filled, metrics = self._resampling.fill(one_round, self.prompts, progress)
+            one_round = functools.partial(self._sample, inherited, progress=progress)
+            filled, metrics = self._resampling.fill(one_round, self._apply_rollout_hooks, self.prompts, progress)
             self.records.add_metrics(metrics)
             return self._finish(filled)
         drawn = self.prompts.next_round()
@@ -103,9 +103,8 @@ class RolloutStage:
         """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
         trl = self.trainer
         names = self.facts.reward_names
-        watch = RewardWatch(
-            reward_limit(self.plugins.settings.reward_timeout, float(trl.args.ddp_timeout), self.facts.ranks)
-        )
+        timeout = reward_limit(self.plugins.settings.reward_timeout, float(trl.args.ddp_timeout), self.facts.ranks)
+        watch = RewardWatch(timeout)
         failure = None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
@@ -143,12 +142,6 @@ class RolloutStage:
             finally:
                 self._sampling = Sampling()
 
-    def _one_round(
-        self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
-    ) -> tuple[SampledBatch, Rollout]:
-        sampled = self._sample(inherited, drawn, progress)
-        return sampled, self._apply_rollout_hooks(sampled)[0] if reads_advantages else sampled.rollout
-
     def _sample(self, inherited: Inherited, drawn: Drawn, progress: Progress) -> SampledBatch:
         """Let TRL sample and score a batch, and make its rollout."""
         with self._watching() as sampling:
@@ -172,10 +165,13 @@ class RolloutStage:
         return SampledBatch(batch, scored, logps, rollout)
 
     def _shape_rewards(self, rewards_N_K: torch.Tensor) -> torch.Tensor:
-        sampling, progress = self._sampling, reading.progress_of(self.trainer)
+        sampling = self._sampling
+        progress = reading.progress_of(self.trainer)
         batch = batch_before_trls(self.facts, sampling, has_reference=self.trainer.beta != 0.0)
         scored = sampling.scored[-1]
-        if sampling.has_images and (missing := self._hook_logps.missing(batch)):
+        row = scored.rows[0]
+        has_images = sampling.generated.images is not None or row.get("image") or row.get("images")
+        if has_images and (missing := self._hook_logps.missing(batch)):
             what = f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images"
             raise ConfigurationError(f"{what}. Set num_iterations above 1 (old policy), beta above 0 (reference).")
         logps = self._compute_logps(batch, scored.rows, progress)
@@ -207,9 +203,9 @@ class RolloutStage:
         group_size = self.facts.group_size(reading.progress_of(trl).training)
         groups_N = torch.arange(len(rewards_N_K), device=rewards_N_K.device) // group_size
         equal_N = rewards_are_equal(rewards_N_K, weights_K, groups_N, trl.multi_objective_aggregation)
-        rows, advantages_B = len(scored.prompts), batch["advantages"]
+        rows = len(scored.prompts)
         equal_B = equal_N[self.facts.rank * rows : (self.facts.rank + 1) * rows]
-        batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
+        batch["advantages"] = batch["advantages"].masked_fill(equal_B, 0.0)
 
     def _apply_rollout_hooks(self, sampled: SampledBatch) -> tuple[Rollout, list[Change], torch.Tensor | None]:
         """The rollout with the advantages, what each hook did, and the signs that its masks allow."""
@@ -224,26 +220,24 @@ class RolloutStage:
     def _finish(self, sampled: SampledBatch) -> dict[str, Any]:
         """Finish the batch to train on: hooks, the aggregation's weights, entries of rows, records, metrics."""
         rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
-        batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
+        batch = sampled.batch
+        advantages_B_T = rollout.advantages_B_T
         assert advantages_B_T is not None
         signal_N_C = self.facts.gather(signal_table(rollout))
         batch |= row_entries(rollout, zero_variance_of(signal_N_C)[rollout.local_rows], allowed_signs_B_T)
         if self.plugins.aggregation is not None:
-            self._weigh(batch, rollout, advantages_B_T)
+            # The loss finds the counts of its batch by this number.
+            self._batches += 1
+            self.totals.clear()
+            self.totals[self._batches] = rollout.totals
+            batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
             self.records.add_metrics({"groups/zero_variance": 1.0 - float(groups_of(signal_N_C).double().mean())})
+        if implements(self.plugins.aggregation, "weights"):
+            with self._section():
+                weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)
+            self.records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)
         self.token_losses.carry(batch, rollout)
         self.records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
         if changes:
             batch["advantages"] = advantages_B_T
         return batch
-
-    def _weigh(self, batch: dict[str, Any], rollout: Rollout, advantages_B_T: torch.Tensor) -> None:
-        """Give the batch the aggregation's weights, and its number, under which the loss finds its counts."""
-        self._batches += 1
-        self.totals.clear()
-        self.totals[self._batches] = rollout.totals
-        batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
-        if implements(self.plugins.aggregation, "weights"):
-            with self._section():
-                weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self.plugins.aggregation, rollout)
-            self.records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)

@@ -1,7 +1,6 @@
 """A generation batch on its way: what TRL's overrides see of it, and the `Rollout` read from TRL's batch.
 
-Shapers run before TRL has made its batch, inside `_calculate_rewards`: each gives TRL one more column of rewards.
-`batch_before_trls` puts the batch together for them, and `rollout_of_shapers` compares it with TRL's.
+Shapers run before TRL has made its batch: each gives TRL one more column of rewards.
 """
 
 import functools
@@ -15,9 +14,8 @@ from ..credit.rollouts import RolloutFacts, RowTensors, ScoredRows, build_rollou
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout, Totals
 from .batch import counting_mask
-from .facts import Progress
 from .upstream.acting import pad_rows
-from .upstream.reading import Generated, RunFacts
+from .upstream.reading import Generated, Progress, RunFacts
 
 HookLogps = Mapping[str, torch.Tensor]
 """What hooks need and TRL has not computed for a batch, `(B, T)` by the name of the need or of the teacher."""
@@ -45,11 +43,6 @@ class Sampling:
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
     shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
 
-    @property
-    def has_images(self) -> bool:
-        row = self.scored[-1].rows[0]
-        return self.generated.images is not None or any(row.get(key) for key in ("image", "images"))
-
 
 def read_rollout(
     facts: RunFacts,
@@ -67,7 +60,8 @@ def read_rollout(
         what = f"returned other rows than were scored, from row {min(others, default=0)} on"
         owner = f"_generate_and_score_completions of a base class of {facts.trainer}"
         raise ConfigurationError(f"{owner} {what}. Set advantages to 0, or derive it from GRPOExtTrainer.")
-    sequences, group_size = scored.rewards_N_K.size(0), facts.group_size(progress.training)
+    sequences = scored.rewards_N_K.size(0)
+    group_size = facts.group_size(progress.training)
     tensors = RowTensors(
         prompt_ids_B_P=batch["prompt_ids"],
         prompt_mask_B_P=batch["prompt_mask"],

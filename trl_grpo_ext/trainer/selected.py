@@ -44,7 +44,8 @@ class SelectedRewards:
         """Put the weights where the trainer keeps them, unless the config has some."""
         if trainer.args.reward_weights is not None:
             return
-        functions, count = trainer.reward_funcs, len(self._chosen)
+        functions = trainer.reward_funcs
+        count = len(self._chosen)
         for start in range(len(functions) - count + 1):  # a subclass may have put others first
             pairs = zip(self._chosen, functions[start : start + count], strict=True)
             if all(given is function or isinstance(given, str) for given, function in pairs):  # TRL loads an id's model
@@ -78,13 +79,10 @@ class SelectedPlugins:
         self.chain = HookChain(self.hooks, self.aggregation)
         self.forward_hooks = [hook for hook in self.hooks if implements(hook, "on_forward")]
         self.change_advantages = bool(self.forward_hooks) or self.chain.acts("on_rollout")
-        # Whether TRL's loss is taken apart.
-        self.reduces = self.aggregation is not None or bool(self.token_losses)
-        # The plugins that may need log-probabilities which TRL does not compute.
-        self.needing_logps = [*self.hooks, *self.token_losses]
+        self.reduces = self.aggregation is not None or bool(self.token_losses)  # whether TRL's loss is taken apart
+        self.needing_logps = [*self.hooks, *self.token_losses]  # which may need what TRL does not compute
         if self.group_filter is not None:
             self.needing_logps.append(self.group_filter)
-
         names = unique_names([plugin_label(loss) for loss in self.token_losses])
         self.losses_by_name = dict(zip(names, self.token_losses, strict=True))
 

@@ -11,17 +11,18 @@ from ..credit.token_losses import carried_values, check_declarations, measured, 
 from ..errors import ConfigurationError
 from ..types import LossTerms, Rollout, TokenLossDeclaration
 from .batch import BatchKeys, two_rows_of
-from .facts import Progress
 from .own_loss import LossTrial
 from .reductions import LossForward, PolicyPass
-from .upstream.reading import RunFacts
+from .upstream.reading import Progress, RunFacts
 
 
 class TokenLosses:
     """The token losses of a run, by name."""
 
     def __init__(self, losses: Mapping[str, Any], facts: RunFacts) -> None:
-        self._losses, self._facts, self._section = losses, facts, facts.agreement.section
+        self._losses = losses
+        self._facts = facts
+        self._section = facts.agreement.section
         self.replaced_by = losses_that_replace(losses)
         self._need_reference = any("ref_logps" in TokenLossDeclaration.of(loss).needs for loss in losses.values())
 
@@ -52,7 +53,8 @@ class TokenLosses:
         factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
-        values, seen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        values = dict[str, torch.Tensor]()
+        seen = dict[str, torch.Tensor]()
         for number, (name, loss) in enumerate(self._losses.items()):
             with self._section():
                 terms = self._terms(number, forward, progress)
@@ -61,12 +63,16 @@ class TokenLosses:
                 for what, measured_B_T in measured(loss, terms).items():
                     seen[f"token_loss/{name}/{what}"] = measured_B_T
             values[name] = value_B_T * factor_B_1
-        return values, self._means(seen, forward.mask_B_T)
+        mask_B_T = forward.mask_B_T
+        sums_C = torch.stack([mask_B_T.sum(), *((seen_B_T * mask_B_T).sum() for seen_B_T in seen.values())])
+        tokens, *sums = self._facts.sum_over_ranks(sums_C.double()).tolist()
+        return values, {name: total / max(tokens, 1.0) for name, total in zip(seen, sums, strict=True)}
 
     def check(self, inputs: Mapping[str, Any], progress: Progress) -> None:
         """Check what the losses declare on rows of a real micro-batch with made-up numbers."""
         trial = LossTrial(two_rows_of(inputs), all_tokens=True)
-        wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
+        wave_B_T = trial.wave_B_T
+        ones_B_T = torch.ones_like(wave_B_T)
         made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
         made_up.pop(BatchKeys.part_factor, None)
         forward = LossForward(made_up, ones_B_T)
@@ -78,7 +84,8 @@ class TokenLosses:
                 check_declarations(loss, terms, rows_apart=declared.independent, vanishes=declared.needs_advantage)
 
     def _terms(self, number: int, forward: LossForward, progress: Progress) -> LossTerms:
-        inputs, policy = forward.inputs, forward.policy
+        inputs = forward.inputs
+        policy = forward.policy
         assert policy.entropies_B_T is not None  # they are asked for
         advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), forward.mask_B_T)
         factor_B = inputs.get(BatchKeys.part_factor)
@@ -97,11 +104,6 @@ class TokenLosses:
             step=progress.step,
             training=progress.training,
         )
-
-    def _means(self, seen: Mapping[str, torch.Tensor], mask_B_T: torch.Tensor) -> dict[str, float]:
-        sums_C = torch.stack([mask_B_T.sum(), *((values_B_T * mask_B_T).sum() for values_B_T in seen.values())])
-        tokens, *sums = self._facts.sum_over_ranks(sums_C.double()).tolist()
-        return {name: total / max(tokens, 1.0) for name, total in zip(seen, sums, strict=True)}
 
 
 _REFERENCE = f"{BatchKeys.carried}_reference"
@@ -124,7 +126,8 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
     """Refuse token losses where they cannot act, or would take away in silence what TRL does inside its own loss."""
     if not losses:
         return
-    args, first = trainer.args, next(iter(losses))
+    args = trainer.args
+    first = next(iter(losses))
     if args.use_liger_kernel:
         raise ConfigurationError(f"The token loss {first!r} does not work with use_liger_kernel. Turn one of them off.")
     if owners:

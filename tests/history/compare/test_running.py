@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
     "tail mean": {"loss_aggregation": "tail_mean"},
     "shaped, each normalised": {
-        "advantage_hooks": ["tests.trainer.test_shaping:ByTokens"],
+        "advantage_hooks": ["tests.trainer.test_rollout_stage:ByTokens"],
         "multi_objective_aggregation": "normalize_then_sum",
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},

@@ -9,8 +9,8 @@ from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.history.compare.selections import TRL_REDUCTIONS, load_selection
-from trl_grpo_ext.trainer.facts import Progress
 from trl_grpo_ext.trainer.upstream import contract, reading
+from trl_grpo_ext.trainer.upstream.reading import Progress
 from trl_grpo_ext.types import Rollout, StepTotals, implements
 
 

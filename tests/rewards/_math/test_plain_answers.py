@@ -7,39 +7,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.rewards._math.plain_answers import (
-    DEEPEST,
-    LONGEST_ANSWER,
-    MOST_DIGITS,
-    MOST_POWERS,
-    answer_alone,
-    excess_of_completion,
-    excess_of_reference,
-    has_no_answer,
-    only_box,
-    plain_answer,
-    plain_reference,
-    verdict,
-)
+from trl_grpo_ext.rewards._math import plain_answers as plain
+
+of_completion, of_reference = plain.excess_of_completion, plain.excess_of_reference
 
 
 def value(number: object) -> Fraction | None:
     return None if number is None else number.value  # type: ignore[attr-defined]
 
 
-REFERENCES = {
-    "18": 18,
-    "-18": -18,
-    "1,234": 1234,
+REFERENCES = dict.fromkeys(("18", " 18\n", "$18$", "$\\boxed{18}$"), 18) | {
     "#### 1,234": 1234,
-    " 18\n": 18,
     "12.50": Fraction(25, 2),
-    "$18$": 18,
-    "$\\boxed{18}$": 18,
     "\\boxed{-1,234.5}": Fraction(-2469, 2),
     "3/4": Fraction(3, 4),
     "-\\frac{3}{4}": Fraction(-3, 4),
-    "\\frac{-3}{4}": Fraction(-3, 4),
     "-\\frac{-3}{4}": Fraction(3, 4),
     "$\\dfrac{6}{8}$": Fraction(3, 4),
 }
@@ -53,8 +35,6 @@ COMPLETIONS = {
     "costs $5 and $6, \\boxed{11}, change $3": 11,
     "$$x = \\boxed{ 18 }$$": 18,
     "\\boxed{\\$1,234.50}": Fraction(2469, 2),
-    "\\boxed{$18}": 18,
-    "\\boxed{18\\text{ apples}}": 18,
     "\\boxed{\\$18 \\text{ dollars}}": 18,
     "50% of 36 is \\boxed{18}": 18,
     "\\boxed{-\\dfrac{3}{4}} and a set {1}": Fraction(-3, 4),
@@ -69,32 +49,30 @@ OTHER_COMPLETIONS = [
 
 
 def test_plain_answers_reads_plain_numbers_alone() -> None:
-    assert {text: value(plain_reference(text)) for text in REFERENCES} == REFERENCES
-    assert [text for text in OTHER_REFERENCES if plain_reference(text) is not None] == []
-    assert {text: value(plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
-    assert [text for text in OTHER_COMPLETIONS if plain_answer(text) is not None] == []
+    assert {text: value(plain.plain_reference(text)) for text in REFERENCES} == REFERENCES
+    assert [text for text in OTHER_REFERENCES if plain.plain_reference(text) is not None] == []
+    assert {text: value(plain.plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
+    assert [text for text in OTHER_COMPLETIONS if plain.plain_answer(text) is not None] == []
 
 
 def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
     right, wrong = Outcome.RIGHT, Outcome.WRONG
     for reference, answer, outcome in (
-        *(("18", "18", right), ("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right)),
-        *(("0.75", "\\frac{3}{4}", right), ("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong)),
-        *(("1/3", "333333/1000000", wrong), ("1/3", "0.333333", None), ("2", "2.000001", None)),
-        ("2", "2.000003", wrong),
+        *(("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right), ("0.75", "\\frac{3}{4}", right)),
+        *(("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong), ("1/3", "333333/1000000", wrong)),
+        *(("1/3", "0.333333", None), ("2", "2.000001", None), ("2", "2.000003", wrong)),
     ):
-        gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
+        gold, found = plain.plain_reference(reference), plain.plain_answer(f"\\boxed{{{answer}}}")
         assert gold is not None
         assert found is not None
-        assert verdict(gold, found) == outcome
+        assert plain.verdict(gold, found) == outcome
 
 
 def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
-    for text in ("", "18", "the answer is 18", "$18$", "\\boxed 18"):
-        assert has_no_answer(text)
+    assert all(map(plain.has_no_answer, ("", "18", "the answer is 18", "$18$", "\\boxed 18")))
     # A long s is an s to a regular expression that ignores case.
     for text in ("the answer is $18$", "ANSWER: \\frac{1}{2}", "an\u017fwer: $18$", "\\boxed{}"):
-        assert not has_no_answer(text)
+        assert not plain.has_no_answer(text)
 
 
 digits = st.integers(0, 10**7) | st.integers(0, 30) | st.integers(0, 10**30 - 1)
@@ -125,16 +103,14 @@ forms = st.sampled_from(
         *("\\${}\\text{{meters}}", "{}%", "{}\\text{{inches}}", "{}\\text{{ cents }}", "{}$"),
     ]
 )
-reference_forms = st.sampled_from(
-    ["{}", "{}", "#### {}", "${}$", "\\boxed{{{}}}", "$\\boxed{{{}}}$", " {}\n", "\\({}\\)"]
-)
+reference_forms = st.sampled_from(["{}", "{}", "#### {}", "${}$", "\\boxed{{{}}}", "$\\boxed{{{}}}$", "\\({}\\)"])
 
 
 @st.composite
 def spellings(draw: st.DrawFn) -> tuple[str, str]:
     """A number, and with even odds another spelling of it or another number."""
     written = draw(numbers)
-    number = plain_answer(f"\\boxed{{{written}}}")
+    number = plain.plain_answer(f"\\boxed{{{written}}}")
     if number is None or draw(st.booleans()):
         return written, draw(numbers)
     above, below = number.value.numerator, number.value.denominator
@@ -161,45 +137,38 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
 def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
     accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
     reference, completion = pair
-    gold = plain_reference(reference)
+    gold = plain.plain_reference(reference)
     if gold is None:
         return
-    found = plain_answer(completion)
-    outcome = verdict(gold, found) if found is not None else None
-    if outcome is None and has_no_answer(completion):
+    found = plain.plain_answer(completion)
+    outcome = plain.verdict(gold, found) if found is not None else None
+    if outcome is None and plain.has_no_answer(completion):
         outcome = Outcome.NO_ANSWER
     if outcome is not None:
         [theirs] = accuracy_rewards.accuracy_reward([[{"content": completion}]], [reference])
         assert theirs == float(outcome is Outcome.RIGHT)
 
 
+def nested(opening: str, closing: str, depth: int) -> tuple[str, str]:
+    within, beyond = (f"{opening * count}1{closing * count}" for count in (depth, depth + 1))
+    return within, beyond
+
+
 @pytest.mark.parametrize(
-    ("within", "beyond", "why"),
+    ("within", "beyond"),
     [
-        *(
-            (f"{opening * depth}1{closing * depth}", f"{opening * (depth + 1)}1{closing * (depth + 1)}", why)
-            for opening, closing, depth, why in (
-                *((*pair, DEEPEST, f"brackets more than {DEEPEST} deep") for pair in ("()", "{}", "[]")),
-                ("\\left(", "\\right)", DEEPEST, f"brackets more than {DEEPEST} deep"),
-                ("x^{", "}", MOST_POWERS, f"powers more than {MOST_POWERS} deep"),
-            )
-        ),
-        ("9" * MOST_DIGITS, "9" * (MOST_DIGITS + 1), "more than 2000 digits in a row"),
-        ("\\binom{9999999}{3}", "\\binom{9999999}{999999}", "a binomial coefficient with too many digits"),
-        ("\\det 1" + "&1" * 35, "\\det 1" + "&1" * 36, "a determinant with more than 36 cells"),
+        *(nested(*pair, plain.DEEPEST) for pair in ("()", "{}", "[]", ("\\left(", "\\right)"))),
+        nested("x^{", "}", plain.MOST_POWERS),
+        ("9" * plain.MOST_DIGITS, "9" * (plain.MOST_DIGITS + 1)),
+        ("\\binom{9999999}{3}", "\\binom{9999999}{999999}"),
+        ("\\det 1" + "&1" * 35, "\\det 1" + "&1" * 36),
     ],
 )
-def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str, why: str) -> None:
-    for excess in (lambda t: excess_of_completion(f"\\boxed{{{t}}}", 10**6), lambda t: excess_of_reference(t, 10**6)):
-        assert excess(within) is None
-        assert excess(beyond) == why
-    assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
-
-
-def test_the_length_of_a_box_is_limited() -> None:
-    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
-    longer = excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6)
-    assert longer == "a box with 6000 characters, more than 3000"
+def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str) -> None:
+    for excess, form in ((of_completion, "\\boxed{{{}}}"), (of_reference, "{}")):
+        assert excess(form.format(within), 10**6) is None
+        assert excess(form.format(beyond), 10**6) is not None
+    assert of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {plain.DEEPEST} deep"
 
 
 @pytest.mark.slow
@@ -212,30 +181,26 @@ def test_the_box_alone_is_read_like_the_whole_completion(before: str, content: s
     with verification.replaced():
         alone, whole = (
             verification._parsed(text, verification._ANSWER, "first_match")
-            for text in (answer_alone(completion), completion)
+            for text in (plain.answer_alone(completion), completion)
         )
     assert str(alone) == str(whole)
 
 
 def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
-    for text, alone in (
-        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\boxed{\\frac{1}{2}}"),
-        ("50% of it is \\boxed{(1,2]} in all", "\\boxed{(1,2]}"),
-    ):
-        assert answer_alone(text) == alone
+    assert plain.answer_alone("50% of it is \\boxed{(1,2]} in all") == "\\boxed{(1,2]}"
     two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
     for text in two:
-        assert answer_alone(text) == text
-
-
-def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
-    assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
-    assert excess_of_completion("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
-    assert excess_of_reference("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
+        assert plain.answer_alone(text) == text
+    # A hostile middle does not count beside an ordinary box.
+    assert of_completion(f"\\boxed{{{'9,' * (plain.LONGEST_ANSWER // 2)}}}", 10**6) is None
+    assert of_completion(f"\\boxed{{{'9,' * plain.LONGEST_ANSWER}}}", 10**6) is not None
+    assert of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
+    for excess in (of_completion, of_reference):
+        assert excess("x" * 20_001, 20_000) is not None
 
 
 @given(text=st.text() | st.text("\\boxed{}()[]$9 "))
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    for read in (plain_reference, plain_answer, has_no_answer, only_box):
+    for read in (plain.plain_reference, plain.plain_answer, plain.has_no_answer):
         read(text)
-    assert excess_of_completion(text, 10**6) is None or len(text) > DEEPEST
+    assert of_completion(text, 10**6) is None or len(text) > plain.DEEPEST

@@ -159,9 +159,7 @@ def test_references_with_marks_and_units() -> None:
     ):
         found = judged(reference, "0")
         assert (found["gold"], found["left"]) == (gold, left)
-
-
-def test_mathematics_that_does_not_parse_is_compared_as_text() -> None:
+    # What does not parse is compared as text.
     for reference in ("n \\equiv 1 \\pmod 4", "$\\forall x>0, f(x)=0$", "2 \\mid n"):
         assert judged(reference, reference.strip("$").replace(" ", "  "))["outcome"] == Outcome.RIGHT
         assert judged(reference, "5")["outcome"] == Outcome.UNPARSEABLE

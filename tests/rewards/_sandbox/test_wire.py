@@ -1,6 +1,5 @@
 """The values that cross between two processes, and the table of containers that they share."""
 
-# Tables of words are easier to read as words; what belongs together is asserted together.
 # ruff: noqa: SIM905, PT018
 import contextlib
 import json
@@ -28,20 +27,11 @@ def crossed(value: Any) -> Any:
     return Other(0).unpack(json.loads(json.dumps(Other(1).pack(value))))
 
 
+_PLAIN = [st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.complex_numbers(allow_nan=False)]
+_PLAIN += [st.text(), st.binary(max_size=5), st.fractions(), st.decimals(allow_nan=False)]
+_PLAIN += [st.dates(), st.datetimes(), st.timedeltas(), st.uuids()]
 _VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False)
-    | st.text()
-    | st.binary(max_size=5)
-    | st.fractions()
-    | st.decimals(allow_nan=False)
-    | st.dates()
-    | st.datetimes()
-    | st.timedeltas()
-    | st.uuids(),
+    st.one_of(_PLAIN),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
@@ -70,15 +60,12 @@ def test_values_cross_as_what_they_are(value: Any) -> None:
     assert written(crossed(value)) == written(value)
 
 
-def test_one_object_stays_one_and_may_hold_itself() -> None:
+def test_one_object_stays_one_and_changes_on_either_side_reach_the_other() -> None:
     inner: list[Any] = [1]
     outer = [inner, inner, {"a": inner}]
     outer.append(outer)
-    there = crossed(outer)
-    assert there[0] is there[1] is there[2]["a"] and there[3] is there and there[0] == [1]
-
-
-def test_changes_on_either_side_reach_the_other() -> None:
+    again = crossed(outer)
+    assert again[0] is again[1] is again[2]["a"] and again[3] is again and again[0] == [1]
     here, there = Other(0), Other(1)
 
     def send(one: Codec, other: Codec, value: Any) -> Any:
@@ -111,16 +98,11 @@ def test_codec_copies_keep_sides_apart() -> None:
     assert again[0] == [[1, 2], [3]] and again[1] is theirs
 
 
+_TAGS = "= i f c b range Fraction Decimal date datetime time timedelta uuid PosixPath T t F slice keys items x".split()
+_NAMES = "l d s B od ct dd dq ul ud n n0 list float builtins ValueError".split()
+_LEAVES = [st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)]
 _JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=3)
-    | st.sampled_from(
-        "= i f c b range Fraction Decimal date datetime time timedelta uuid PosixPath T t F slice keys items x".split()
-    )
-    | st.sampled_from("l d s B od ct dd dq ul ud n n0 list float builtins ValueError".split()),
+    st.one_of([*_LEAVES, st.sampled_from(_TAGS), st.sampled_from(_NAMES)]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=12,
 )

@@ -17,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests.support import relative_gap
 from trl_grpo_ext.trainer.compact.packed import packing_of
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom
-from trl_grpo_ext.trainer.facts import LossSettings
+from trl_grpo_ext.trainer.upstream.reading import LossSettings
 
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LIMIT = 24
@@ -92,9 +92,7 @@ def small_config(name: str) -> Any:
     config = text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else whole
     changed: dict[str, Any] = {"head_dim": 8} if config.to_dict().get("head_dim", 0) is None else {}
     for key, value in config.to_dict().items():
-        if key in {"model_type", "architectures", "transformers_version"} or key.endswith("_token_id"):
-            continue
-        if isinstance(value, bool):
+        if isinstance(value, bool) or key.endswith("_token_id"):
             continue
         if isinstance(value, float) and ("drop" in key or "jitter" in key):
             changed[key] = 0.0
@@ -145,17 +143,10 @@ TRL = SimpleNamespace(accelerator=SimpleNamespace(autocast=nullcontext))
 """What TRL's method reads of its trainer."""
 
 
-def trls_logps(
-    model: Any,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    logits_to_keep: int,
-    batch_size: int | None = None,
-    compute_entropy: bool = False,
-) -> Any:
+def trls_logps(model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, **kwargs: Any) -> Any:
     """TRL's own log-probabilities of a batch."""
     method = inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)
-    return method(TRL, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
+    return method(TRL, model, input_ids, attention_mask, logits_to_keep, **kwargs)
 
 
 def gradient_of(model: Any, micro_batches: list[dict[str, Any]], logps: Any) -> dict[str, torch.Tensor]:
@@ -185,18 +176,11 @@ class Heard(logging.Handler):
 
 def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
     """The compact updates of a run in which everything may move."""
-    loss = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
-    facts: Any = SimpleNamespace(
-        ranks=1, rank=0, accumulation=2, rows_per_pass=4, pad_id=0, device=torch.device("cpu"), gather=lambda t: t
-    )
-    return CompactUpdates(
-        freedom=Freedom(sort=True, drop=True, any_count=True),
-        facts=facts,
-        loss_type=None,
-        packing=packing_of(model, loss, share=True, compiled=False, overridden=False),
-        policy=lambda: (trls_logps, model),
-        log=logged.update,
-    )
+    sizes = {"ranks": 1, "rank": 0, "accumulation": 2, "rows_per_pass": 4, "pad_id": 0}
+    facts: Any = SimpleNamespace(**sizes, device=torch.device("cpu"), gather=lambda table: table)
+    packing = packing_of(model, LossSettings("dapo"), share=True, compiled=False, overridden=False)
+    freedom = Freedom(sort=True, drop=True, any_count=True)
+    return CompactUpdates(freedom, facts, None, packing, lambda: (trls_logps, model), logged.update)
 
 
 def tried(name: str) -> Outcome:

@@ -68,9 +68,8 @@ def exact_in(model: Any, packing: Packing) -> Exact:
     batch = batch_of()
     found = packing.measured(*batch.values())
     assert found is not None
-    facts: Any = SimpleNamespace(
-        ranks=1, device=torch.device("cpu"), gather=lambda table: table, rows_per_pass=3, pad_id=0
-    )
+    cpu = torch.device("cpu")
+    facts: Any = SimpleNamespace(ranks=1, device=cpu, gather=lambda table: table, rows_per_pass=3, pad_id=0)
     trials = Trials(packing, lambda: (score, model), facts)
     return trials.of(Rows(*batch.values(), *found), [(1, batch["input_ids"].size(1))], fits=True)
 
@@ -96,22 +95,17 @@ CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
     "llama": (LlamaConfig(**SIZES), torch.float64),
     "qwen2": (Qwen2Config(**SIZES), torch.float64),
     "qwen3": (Qwen3Config(**SIZES), torch.float64),
-    "mistral": (MistralConfig(**SIZES, sliding_window=None), torch.float64),
     "a window as long as a row": (MistralConfig(**SIZES, sliding_window=14), torch.float64),
     "experts": (Qwen3MoeConfig(**SIZES, **EXPERTS), torch.float32),
 }
-
-
 QUICK = [("llama", True), ("qwen2", False), ("experts", True)]
 
 
+CASES = [(name, share) for name in CONFIGS for share in (False, True)]
+
+
 @pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        pytest.param(name, share, marks=[pytest.mark.slow] * ((name, share) not in QUICK))
-        for name in CONFIGS
-        for share in (False, True)
-    ],
+    ("name", "share"), [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in CASES]
 )
 def test_packed_rows_are_as_rows_alone(name: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config, dtype = CONFIGS[name]
@@ -162,35 +156,21 @@ def test_packed_plans_never_compute_more(rows: list[tuple[int, int]], prompt: in
     assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(shared.tolist()))
 
 
-def adapted(config: Any) -> Callable[[Any], Any]:
-    return lambda model: get_peft_model(model, config)
-
-
 def dropping(model: Any) -> Any:
     model.model.layers[0].self_attn.attention_dropout = 0.1
     return model
 
 
-DROPPING_LORA = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
-
-
-MIXTRAL = MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1)
-
-
-@pytest.mark.parametrize(
-    ("config", "change", "reason"),
-    [
-        (LlamaConfig(**SIZES), None, None),
-        (LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
-        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "lora_dropout.default has p 0.1"),
-        (MIXTRAL, None, "has jitter_noise 0.1"),
-    ],
-    ids=["shared", "dropout", "lora dropout", "jitter"],
-)
-def test_reason_against_sharing(config: Any, change: Any, reason: str | None) -> None:
-    model = AutoModelForCausalLM.from_config(config)
-    found = reason_against_sharing(model if change is None else change(model))
-    assert found is None if reason is None else reason in str(found)
+def test_reason_against_sharing() -> None:
+    llama = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    assert reason_against_sharing(llama) is None
+    jitters = AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1))
+    assert "jitter_noise 0.1" in str(reason_against_sharing(jitters))
+    lora = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
+    assert "lora_dropout.default" in str(reason_against_sharing(get_peft_model(llama, lora)))
+    assert "layers.0.self_attn has attention_dropout 0.1" in str(
+        reason_against_sharing(dropping(model_of(llama.config)))
+    )
 
 
 def ignores_positions(model: Any) -> None:
@@ -235,7 +215,7 @@ def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
     packed = packing.pack(*batch.values())
     assert packed is not None
-    with pytest.raises(UpstreamError, match=r"LlamaModel .*0 times"):
+    with pytest.raises(UpstreamError, match="LlamaModel"):
         packing.logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, packed)
 
 
@@ -245,6 +225,6 @@ def test_rows_that_are_not_packed(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert packing.pack(*batch_of().values()) is None
         assert packing.pack(*inside.values()) is None
-    expected = ("a row of 14 tokens is longer than the sliding window of 13", "a row has padding inside")
-    said = [record.getMessage() for record in caplog.records if "packed" in record.name]
-    assert all(reason in text for reason, text in zip(expected, said, strict=True))  # once each
+    long, padded = [record.getMessage() for record in caplog.records if "packed" in record.name]  # once each
+    assert "a row of 14 tokens" in long
+    assert "padding inside" in padded

@@ -53,7 +53,7 @@ def test_a_row_is_measured_by_its_masks() -> None:
 def test_parts_by_hand_and_trls_batches_are_left_as_they_were() -> None:
     first, second = ({key: _half(value, part) for key, value in batch().items()} for part in (0, 1))
     untouched = copy.deepcopy([first, second])
-    plan = Plan(((2, 0, -1), (-1,)), 0, 0, 0, 0)
+    plan = Plan(((2, 0, -1), (-1,)), 0, 0, 0)
 
     def factor(before: dict[str, Any], part: dict[str, Any]) -> float:
         return len(part["advantages"]) / (10 if before is first else 20)

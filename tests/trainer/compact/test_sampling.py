@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from tests.support import SIZES as TINY
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from tests.support import arguments
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.compact.sampling import copies_exactly, shared_prompts
 
 SIZES: dict[str, Any] = {**TINY, "vocab_size": 42}
@@ -46,9 +47,8 @@ def model_of(config: Any) -> Any:
 
 
 def answered(model: Any, cache: str | None, **more: Any) -> Any:
-    config = GenerationConfig(
-        max_new_tokens=6, do_sample=False, cache_implementation=cache, pad_token_id=0, eos_token_id=41
-    )
+    ends = {"max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": 41}
+    config = GenerationConfig(do_sample=False, cache_implementation=cache, **ends)
     kept = {"output_logits": True, "return_dict_in_generate": True, **more}
     return model.generate(input_ids=IDS, attention_mask=(IDS > 0).long(), generation_config=config, **kept)
 
@@ -86,29 +86,13 @@ def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
     assert "generate" in vars(model)  # the user's own
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        MistralConfig(**SIZES, sliding_window=4),
-        Gemma2Config(**SIZES),
-        MambaConfig(vocab_size=42, hidden_size=32, num_hidden_layers=2, state_size=4),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_copies_exactly_refuses_what_sees_more_than_a_prompts_keys(config: Any) -> None:
-    assert not copies_exactly(model_of(config))
-
-
-@pytest.mark.parametrize(
-    "adapter",
-    [
-        PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
-        LoraConfig(alora_invocation_tokens=[5], task_type="CAUSAL_LM"),
-    ],
-    ids=["prefix", "activated lora"],
-)
-def test_copies_exactly_refuses_adapters_of_the_prompt(adapter: Any) -> None:
-    assert not copies_exactly(get_peft_model(model_of(CONFIGS["llama"]), adapter))
+def test_copies_exactly_refuses_what_sees_more_than_a_prompts_keys() -> None:
+    mamba = MambaConfig(vocab_size=42, hidden_size=32, num_hidden_layers=2, state_size=4)
+    for config in (MistralConfig(**SIZES, sliding_window=4), Gemma2Config(**SIZES), mamba):
+        assert not copies_exactly(model_of(config))
+    prefix = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    for adapter in (prefix, LoraConfig(alora_invocation_tokens=[5], task_type="CAUSAL_LM")):
+        assert not copies_exactly(get_peft_model(model_of(CONFIGS["llama"]), adapter))
 
 
 def test_sharing_samples_the_completions_of_plain_sampling(tiny_model: Path, tmp_path: Path) -> None:
@@ -120,19 +104,8 @@ def test_sharing_samples_the_completions_of_plain_sampling(tiny_model: Path, tmp
         return [float(len(ids) % 3) for ids in completion_ids]
 
     for share in (False, True):
-        args = GRPOExtConfig(
-            output_dir=str(tmp_path / str(share)),
-            use_cpu=True,
-            bf16=False,
-            max_steps=1,
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=6,
-            report_to="none",
-            save_strategy="no",
-            compact_updates="exact",
-            share_prompts=share,
-        )
+        chosen = {"compact_updates": "exact", "share_prompts": share}
+        args = arguments(tmp_path / str(share), max_steps=1, max_completion_length=6, **chosen)
         rows = Dataset.from_dict({"prompt": ["one two", "three"]})
         trainer = GRPOExtTrainer(str(tiny_model), reward, args, train_dataset=rows)
         hook = trainer.model.get_decoder().register_forward_hook(lambda *called: read.append(called[-1][0].size(0)))

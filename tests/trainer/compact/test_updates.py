@@ -1,5 +1,4 @@
-"""Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`: windows of accumulation,
-hooks, aggregations, models; what they log and record; and what `Freedom` forbids would give another gradient.
+"""Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`, and what they log.
 
 The grid of TRL's settings is in `test_parity`.
 """
@@ -40,24 +39,15 @@ class Seen(Float64ExtTrainer):
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         if self.model.training:
             lengths = zip(inputs["prompt_mask"].sum(1).tolist(), inputs["completion_mask"].sum(1).tolist(), strict=True)
-            self.seen.append(
-                {
-                    "step": self.state.global_step,
-                    "computed": inputs["prompt_ids"].numel() + inputs["completion_ids"].numel(),
-                    "rows": len(inputs["prompt_ids"]),
-                    "lengths": [sum(both) for both, a in zip(lengths, inputs["advantages"], strict=True) if a.any()],
-                }
-            )
+            live = [sum(both) for both, a in zip(lengths, inputs["advantages"], strict=True) if a.any()]
+            computed = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+            seen = {"step": self.state.global_step, "computed": computed, "lengths": live}
+            self.seen.append(seen | {"rows": len(inputs["prompt_ids"])})
         return super()._compute_loss(model, inputs)
 
 
-COMMON: dict[str, Any] = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 4,
-    "prompt_count": 8,
-    "reward_funcs": flat("aceg"),
-    "learning_rate": 0.02,
-}
+COMMON: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "prompt_count": 8}
+COMMON |= {"reward_funcs": flat("aceg"), "learning_rate": 0.02}
 """Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
 
 
@@ -79,11 +69,8 @@ def gaps(ours: Run, theirs: Run) -> list[float]:
 def compact_logs(run: Run) -> list[dict[str, float]]:
     """The metrics of compact updates at each step; no metric at all may be undefined."""
     assert not [name for log in run.logs for name, value in log.items() if math.isnan(value)]
-    return [
-        {name.removeprefix("compact/"): value for name, value in log.items() if name.startswith("compact/")}
-        for log in run.logs
-        if "loss" in log
-    ]
+    steps = [log for log in run.logs if "loss" in log]
+    return [{name[8:]: value for name, value in log.items() if name.startswith("compact/")} for log in steps]
 
 
 FREE = Freedom(sort=True, drop=True, any_count=True)
@@ -109,6 +96,7 @@ class Whitened(Bonus):
         return advantages_B_T - mean
 
 
+REENTRANT: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
 EVALUATION: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "beta": 0.04}
 TRAININGS: dict[str, dict[str, Any]] = {
     "two iterations": {"num_iterations": 2, "loss_type": "bnpo", "max_steps": 4, "reward_funcs": length_reward},
@@ -123,10 +111,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "a reduction of a micro-batch": {"loss_aggregation": "token_mean_step", "beta": 0.04},
     "hooks": {"hooks": ["leave_one_out", "entropy_shaping", Bonus()]},
     "a hook of whole micro-batches": {"hooks": [Whitened()], "loss_type": "grpo"},
-    "reentrant checkpointing": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
+    "reentrant checkpointing": {"gradient_checkpointing": True, **REENTRANT},
     "checkpointing": {"gradient_checkpointing": True},
     "evaluation": {**EVALUATION, "eval_dataset": prompts(8).select(range(4, 8))},
 }

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 
 from tests.docs_site.blocks import ROOT, blocks_of
-from tests.trainer.support import ASKED, RESPONSE, TEMPERATURE, Watch, biases, call, result
+from tests.trainer.support import ASKED, TEMPERATURE, Watch, biases, call, result, talker
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.types import Place
 
@@ -20,23 +19,11 @@ def block(part: str) -> str:
 
 
 def names_of_the_reader(model: Path, folder: Path, scripts: Any, **columns: Any) -> dict[str, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.response_template = RESPONSE
+    tokenizer = talker(model)
     prompts = [[{"role": "user", "content": q}] for q in ("2*3?", "what is 2 by 3?")]
-    settings = {
-        "generation_kwargs": {"sequence_bias": biases(tokenizer, scripts)},
-        "max_completion_length": 250,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_steps": 1,
-        "temperature": TEMPERATURE,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "token_records": 8,
-    }
+    settings = {"generation_kwargs": biases(tokenizer, scripts), "max_completion_length": 250, "token_records": 8}
+    settings |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 1, "temperature": TEMPERATURE}
+    settings |= {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
     names = {"model": str(model), "output_dir": str(folder), "settings": settings, "tokenizer": tokenizer}
     return {**names, "dataset": Dataset.from_dict({"prompt": prompts, **columns})}
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support import arguments
-from tests.trainer.support import ASKED, END, RESPONSE, START, TEMPERATURE, Watch, biases, call, result
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from tests.trainer.support import ASKED, END, START, TEMPERATURE, Watch, biases, call, result, talker
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.rewards.environment import record_steps
 
@@ -31,8 +30,9 @@ class Counter:
     """Count up to a number; a step pays how much nearer it is."""
 
     def reset(self, target: int, **columns: Any) -> None:
-        self.count, self.target, self.reward = 0, target, 0.0
-        self.sum = 0.0
+        self.count = 0
+        self.target = target
+        self.reward = self.sum = 0.0
 
     def increment(self, by: int) -> int:
         """Add to the counter.
@@ -59,31 +59,10 @@ def total(environments: list[Any], **columns: Any) -> list[float]:
     return [environment.sum for environment in environments]
 
 
-def played(model: Path, folder: Path, trainer: type, config: type, factory: Any, **more: Any) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.response_template = RESPONSE
+def played(model: Path, args: Any, trainer: type, factory: Any, **more: Any) -> Any:
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "up to 3?"}]] * 2, "target": [3, 3]})
-    settings = {name: more.pop(name) for name in ("rewards",) if name in more}
-    made = trainer(
-        str(model),
-        more.pop("reward_funcs", None),
-        arguments(
-            folder,
-            config,
-            generation_kwargs={"sequence_bias": biases(tokenizer, SCRIPTS)},
-            max_completion_length=200,
-            temperature=TEMPERATURE,
-            seed=5,
-            max_steps=1,
-            per_device_train_batch_size=16,
-            num_generations=8,
-            **settings,
-        ),
-        train_dataset=data,
-        processing_class=tokenizer,
-        environment_factory=factory,
-        **more,
-    )
+    given = {"train_dataset": data, "processing_class": talker(model), "environment_factory": factory, **more}
+    made = trainer(str(model), total, args, **given)
     torch.manual_seed(7)
     made.train()
     return made
@@ -91,18 +70,14 @@ def played(model: Path, folder: Path, trainer: type, config: type, factory: Any,
 
 @pytest.mark.slow
 def test_steps_are_paid_by_turn(tool_model: Path, tmp_path: Path) -> None:
-    theirs = played(tool_model, tmp_path / "trl", GRPOTrainer, GRPOConfig, Counter, reward_funcs=total)
+    settings: dict[str, Any] = {"max_completion_length": 200, "temperature": TEMPERATURE, "seed": 5, "max_steps": 1}
+    settings |= {"per_device_train_batch_size": 16, "num_generations": 8}
+    settings["generation_kwargs"] = biases(talker(tool_model), SCRIPTS)
+    theirs = played(tool_model, arguments(tmp_path / "trl", GRPOConfig, **settings), GRPOTrainer, Counter)
     watch = Watch()
-    ours = played(
-        tool_model,
-        tmp_path / "ours",
-        GRPOExtTrainer,
-        GRPOExtConfig,
-        record_steps(Counter),
-        reward_funcs=total,
-        rewards=["environment_steps"],
-        advantage_hooks=[{"name": "turn_rewards"}, watch],
-    )
+    args = arguments(tmp_path / "ours", rewards=["environment_steps"], **settings)
+    hooks = [{"name": "turn_rewards"}, watch]
+    ours = played(tool_model, args, GRPOExtTrainer, record_steps(Counter), advantage_hooks=hooks)
     logs = [trainer.state.log_history[0] for trainer in (theirs, ours)]
     assert logs[0]["rewards/total/mean"] == logs[1]["rewards/total/mean"] == logs[1]["rewards/environment_steps/mean"]
     (rollout,) = watch.rollouts

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.credit.test_turns import add, divide
@@ -15,7 +14,6 @@ from tests.trainer.support import (
     ASKED,
     END,
     EXACT,
-    RESPONSE,
     START,
     TEMPERATURE,
     Falling,
@@ -24,8 +22,9 @@ from tests.trainer.support import (
     call,
     expected_gradient,
     result,
+    talker,
 )
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.types import Parts
 
@@ -41,14 +40,8 @@ CONVERSATIONS = {
 
 def answered(completions: list[Any], **columns: Any) -> list[float]:
     """1 for the sum after a tool call, 0.25 for a guess: it has to see the whole conversation."""
-    return [
-        1.0
-        if [m["role"] for m in messages] == ["assistant", "tool", "assistant"] and messages[1]["content"] == "5"
-        else 0.25
-        if len(messages) == 1
-        else 0.0
-        for messages in completions
-    ]
+    answers = [[message["content"] for message in messages if message["role"] == "tool"] for messages in completions]
+    return [{(): 0.25, ("5",): 1.0}.get((*answer,), 0.0) for answer in answers]
 
 
 def full_stops(completions: list[Any], **columns: Any) -> list[Any]:
@@ -61,30 +54,20 @@ SCRIPTS = {ASKED: [ADD, FAIL, GUESS], result("5"): [SUM], result("{'error': 'div
 
 
 def tool_run(
-    model: Path, folder: Path, hooks: list[Any] | None, rewards: list[Any], scripts: Any = SCRIPTS, **settings: Any
+    model: Path, folder: Path, hooks: list[Any] | None, rewards: list[Any], **settings: Any
 ) -> tuple[Any, Recorder]:
     """A training with tools; without `hooks` TRL's own."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.response_template = RESPONSE
+    tokenizer = talker(model)
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": q}] for q in ("2+3?", "what is 2 and 3?")]})
     recorder = Recorder()
-    common = {
-        "generation_kwargs": {"sequence_bias": biases(tokenizer, scripts)},
-        "max_completion_length": 200,
-        "temperature": TEMPERATURE,
-        "seed": 5,
-    }
-    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if hooks is None else (GRPOExtTrainer, GRPOExtConfig)
-    trainer = trainer_class(
-        str(model),
-        rewards,
-        arguments(folder, config_class, **common, **settings),
-        train_dataset=data,
-        processing_class=tokenizer,
-        callbacks=[recorder],
-        tools=[add, divide],
-        **({} if hooks is None else {"advantage_hooks": hooks}),
-    )
+    common = {"max_completion_length": 200, "temperature": TEMPERATURE, "seed": 5}
+    common["generation_kwargs"] = biases(tokenizer, SCRIPTS)
+    given = {"train_dataset": data, "processing_class": tokenizer, "callbacks": [recorder], "tools": [add, divide]}
+    if hooks is None:
+        trainer: Any = GRPOTrainer(str(model), rewards, arguments(folder, GRPOConfig, **common, **settings), **given)
+    else:
+        args = arguments(folder, **common, **settings)
+        trainer = GRPOExtTrainer(str(model), rewards, args, advantage_hooks=hooks, **given)
     torch.manual_seed(7)
     trainer.train()
     return trainer, recorder
@@ -131,9 +114,8 @@ def check_credit(trainer: Any, recorder: Recorder, hook: Falling, model: Path) -
         assert all(not bool(trained[BatchKeys.weights][p][rollout.mask_B_T[row] == 0].any()) for p in places)
     assert relative_gap(recorder.gradients[0], expected_gradient(model, rows, advantages, weights, TEMPERATURE)) < EXACT
     everywhere = [[1.0 / len(ids) / 8] * len(ids) for _, ids in rows]  # if what the tool wrote counted too
-    assert (
-        relative_gap(expected_gradient(model, rows, advantages, everywhere, TEMPERATURE), recorder.gradients[0]) > 0.01
-    )
+    blamed = expected_gradient(model, rows, advantages, everywhere, TEMPERATURE)
+    assert relative_gap(blamed, recorder.gradients[0]) > 0.01
     return conversations
 
 
@@ -161,32 +143,24 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_path: Path, compact: str) -> None:
-    turns = {
-        0: ([5, 6, 7, 8, 9, 1], [1, 1, 0, 0, 1, 1]),
-        1: ([9, 8, 1], [1, 0, 1]),
-        2: ([7, 1], [1, 1]),
-        3: ([6, 5, 4, 3], [1, 0, 0, 0]),
-    }
+    written = [[5, 6, 7, 8, 9, 1], [9, 8, 1], [7, 1], [6, 5, 4, 3]]
+    lives = [[1, 1, 0, 0, 1, 1], [1, 0, 1], [1, 1], [1, 0, 0, 0]]
 
     def rollout_func(prompts_: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [turns[row % 4][0] for row in range(len(prompts_))]
-        return {
-            "prompt_ids": [trainer.processing_class(p)["input_ids"] for p in prompts_],
-            "completion_ids": ids,
-            "logprobs": [[-1.0] * len(i) for i in ids],
-            "env_mask": [turns[row % 4][1] for row in range(len(prompts_))],
-        }
+        ids = written * (len(prompts_) // 4)
+        sampled = {"completion_ids": ids, "logprobs": [[-1.0] * len(i) for i in ids]}
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts_]
+        return {**sampled, "prompt_ids": prompt_ids, "env_mask": lives * (len(prompts_) // 4)}
 
     hook = Falling()
-    hooks = ["centred", hook]
     settings = {"loss_aggregation": "token_mean", "compact_updates": compact, "gradient_accumulation_steps": 2}
-    run = train(tiny_model, tmp_path, hooks=hooks, rollout_func=rollout_func, max_steps=1, **settings)
+    run = train(tiny_model, tmp_path, hooks=["centred", hook], rollout_func=rollout_func, max_steps=1, **settings)
     (rollout,) = hook.rollouts
-    rewards = length_reward([ids for ids, _ in turns.values()])
-    tokens = 4 * sum(sum(live) for _, live in turns.values())
+    rewards = length_reward(written)
+    tokens = 4 * sum(map(sum, lives))
     rows, advantages, weights = [], [], []
     for row in range(16):
-        ids, live = turns[row % 4]
+        ids, live = written[row % 4], lives[row % 4]
         assert rollout.mask_B_T[row, : len(ids)].tolist() == live
         rows.append((rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(), ids))
         advantages.append([(rewards[row % 4] - sum(rewards) / 4) / (1 + t) for t in range(len(ids))])
@@ -197,9 +171,7 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
 @pytest.mark.slow
 def test_tools_with_nothing_selected_are_trls(tool_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
-    theirs, ours = (
-        tool_run(tool_model, tmp_path / name, hooks, [answered], **settings)
-        for name, hooks in (("trl", None), ("ours", []))
-    )
+    theirs = tool_run(tool_model, tmp_path / "trl", None, [answered], **settings)
+    ours = tool_run(tool_model, tmp_path / "ours", [], [answered], **settings)
     assert ours[0]._logs["completion"] == theirs[0]._logs["completion"]
     assert [relative_gap(*pair) for pair in zip(ours[1].gradients, theirs[1].gradients, strict=True)] == [0.0, 0.0]

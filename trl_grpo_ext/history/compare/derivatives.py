@@ -14,6 +14,7 @@ Weinberger et al. (0902.2206, Lemma 2).
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import ConfigurationError
-from ...trainer.logps import completion_logits, logps_of
 
 DIMENSIONS = 4096
 ROWS = 8
@@ -117,8 +117,18 @@ class Policy:
             # A causal model ignores what is on the right.
             ids = pad_sequence(rows, batch_first=True).to(self.device)
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
-            logits_B_T_V = completion_logits(self.model, ids, mask, ids.size(1) - before)
-            yield numbers, logps_of(logits_B_T_V, ids[:, before:], self.temperature), mask[:, before:] > 0
+            yield numbers, self._logps(ids, mask, ids.size(1) - before), mask[:, before:] > 0
+
+    def _logps(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
+        """Log-probabilities of the last `length` tokens, in float32."""
+        takes = inspect.signature(self.model.forward).parameters
+        keep = {"logits_to_keep": length + 1} if "logits_to_keep" in takes else {}
+        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **keep).logits[:, -length - 1 : -1]
+        rows = []
+        for row_logits, row_ids in zip(logits, ids[:, -length:], strict=True):  # one by one: float32 logits are large
+            scaled_T_V = row_logits.float() / self.temperature
+            rows.append(scaled_T_V.gather(1, row_ids.unsqueeze(1)).squeeze(1) - scaled_T_V.logsumexp(dim=1))
+        return torch.stack(rows)
 
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch

@@ -1,22 +1,18 @@
 r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large to be parsed.
 
 Most completions end in `\boxed{18}` and most references are `18`: then the verdict follows from the regular expressions
-of math-verify 0.9 with TRL's settings and its rule for comparing numbers. Where that proves nothing, `verdict` is None.
-
-- A box decides wherever there is one, but for an expression between "final answer is" and "I hope".
-- A percent sign counts only after an environment: texts with one after the box are left.
-- Without a box, a match needs the word "answer" and the beginning of an environment.
-- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal: near pairs are left.
+of math-verify 0.9 with TRL's settings and its rule for comparing numbers. A box decides wherever there is one, but for
+an expression between "final answer is" and "I hope"; a percent sign counts only after an environment; without a box, a
+match needs the word "answer" and the beginning of an environment; near decimals are rounded to 6 places.
 """
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...guard.outcomes import Outcome
 from .._judged import too_long
-from .units import is_unit
 
 # No leading zeros: as a reference, math-verify reads 07 and cannot read -07.
 _INTEGER = r"-?(?:0|[1-9][0-9]{0,29}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,9})"
@@ -34,9 +30,6 @@ _REFERENCE = re.compile(
     rf"(?:####[ ])?({_INTEGER}|{_DECIMAL})|({_QUOTIENT}|{_FRACTION})"
     rf"|\$({_NUMBER.pattern})\$|\\boxed\{{({_NUMBER.pattern})\}}|\$\\boxed\{{({_NUMBER.pattern})\}}\$"
 )
-_LONGEST_REFERENCE = 100
-_LONGEST_CONTENT = 120
-
 _OPENS = re.compile(r"\$|\\\[|\\\(|\s\[|\\frac")
 _ANSWER = re.compile(r"answer", re.IGNORECASE)
 _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
@@ -44,15 +37,10 @@ _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
 # Two numbers that are equal when rounded to 6 places are nearer than 1e-6. The rest is for binary floating point.
 _MARGIN = Fraction(2, 10**6)
 
-DEEPEST = 40
-"""Brackets within brackets. math-verify's parser needs a dozen Python frames for each, and a second for a hundred."""
-
+DEEPEST = 40  # brackets within brackets: math-verify's parser needs a dozen Python frames for each
 MOST_POWERS = 8  # exponents within exponents, in which its parser's time is exponential
-
-MOST_DIGITS = 2_000  # digits in a row. Python itself refuses to read an integer of more than 4300
-
-LONGEST_ANSWER = 3_000
-"""Characters in a box. Its parser takes up to a millisecond for each; answers of people have a hundred at most."""
+MOST_DIGITS = 2_000  # digits in a row: Python itself refuses to read an integer of more than 4300
+LONGEST_ANSWER = 3_000  # characters in a box: its parser takes up to a millisecond for each
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
 _BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?\^?\\?[{}()\[\]]")
@@ -65,8 +53,7 @@ _ENDS = re.compile(r"\$|\\[\])]")
 _OPEN_BRACKET = re.compile(r"\s\[")
 
 
-@dataclass(frozen=True)
-class PlainNumber:
+class PlainNumber(NamedTuple):
     """A number as it was written, without currency, units and box, and whether it has a decimal point."""
 
     text: str
@@ -76,7 +63,7 @@ class PlainNumber:
 
 def plain_reference(reference: str) -> PlainNumber | None:
     r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
-    return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+    return _read_reference(reference) if len(reference) <= 100 else None
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +75,7 @@ def _read_reference(reference: str) -> PlainNumber | None:
 def plain_answer(text: str) -> PlainNumber | None:
     r"""Read the answer of a completion whose only box holds nothing but a number, with currency or `\text{unit}`."""
     box = only_box(text)
-    if box is None or box[1] - box[0] >= _LONGEST_CONTENT or _PERCENT.search(text, box[1]):
+    if box is None or box[1] - box[0] >= 120 or _PERCENT.search(text, box[1]):
         return None
     content = text[slice(*box)].strip(" ")
     unit = _UNIT.search(content)
@@ -100,7 +87,6 @@ def plain_answer(text: str) -> PlainNumber | None:
 
 
 def has_no_answer(text: str) -> bool:
-    """Whether math-verify surely finds no answer in a completion: nothing that it could extract has begun."""
     return "\\boxed{" not in text and (_ANSWER.search(text) is None or _OPENS.search(text) is None)
 
 
@@ -114,13 +100,11 @@ def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
 
 
 def excess_of_reference(reference: str, max_characters: int) -> str | None:
-    """Say why a reference is too much to be parsed, or None where it is not."""
     size = len(reference)
     return too_long(size, max_characters) if size > max_characters else _excess(reference)
 
 
 def excess_of_completion(text: str, max_characters: int) -> str | None:
-    """Say why a completion is too much to be parsed, or None where it is not."""
     if len(text) > max_characters:
         return too_long(len(text), max_characters)
     if (box := only_box(text)) is None:
@@ -188,3 +172,33 @@ def _excess(expression: str) -> str | None:
         elif is_power:
             is_power.pop()
     return None
+
+
+_NAMES = r"""
+mm cm dm m km in inch inches ft foot feet yd yard yards mi mile miles mg g gm kg t ton tons tonne tonnes lb lbs pound
+pounds oz ounce ounces ms s sec secs second seconds min mins minute minutes h hr hrs hour hours d day days week weeks
+month months yr yrs year years L l mL ml liter liters litre litres gal gallon gallons N kN J kJ W kW Pa kPa atm K Hz
+kHz MHz V mV A mA C F T mol eV keV MeV rad radian radians degree degrees deg cc sq square cubic cu unit units meter
+meters metre metres centimeter centimeters kilometer kilometers kilogram kilograms gram grams dollar dollars cent cents
+euro euros rupee rupees Rs rs USD EUR GBP mph kmph per am pm
+"""
+_UNITS = re.compile(rf"(?:{'|'.join(_NAMES.split())})\.?(?:\^?\{{?-?[23]\}}?|[²³])?")
+_WORDS = re.compile(r"[A-Za-z][a-z]+(?:[ -][A-Za-z]?[a-z]+){0,4}\.?")
+_SAID = re.compile(
+    r"\b(?:no|not|non|never|and|or(?! so\b)|but|than|least|most|over|under|above|below|up|between|is|are|was|were|be|if"
+    r"|when|where|unless|otherwise|dozens?|hundreds?|thousands?|millions?|billions?|trillions?|hal(?:f|ves)|thirds?"
+    r"|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|squared|cubed|factorial|plus|minus|mod"
+    r"|modulo|base|inf|sqrt)\b",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"[\s~/·*]|\\[,;:! ]|\\cdot|\\times")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+
+
+def is_unit(words: str, quantity: str = "") -> bool:
+    """Whether words after a quantity name what it counts: after a number any noun, after letters a unit alone."""
+    parts = [part for part in _BETWEEN.split(words) if part]
+    if all(_UNITS.fullmatch(part) for part in parts):
+        return True
+    counts = _WORDS.fullmatch(words.strip()) is not None and _SAID.search(words) is None
+    return counts and _LETTER.search(quantity) is None

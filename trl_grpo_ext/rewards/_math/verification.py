@@ -5,55 +5,68 @@ Only the server that forks the workers imports this, and with it sympy. A worker
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
+import sympy
 from antlr4.atn.ParserATNSimulator import ParserATNSimulator
 from antlr4.atn.PredictionMode import PredictionMode
 from antlr4.dfa.DFA import DFA
 from latex2sympy2_extended import NormalizationConfig, latex2sympy2
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parser, verify
 from math_verify.parser import extract_target_from_pred, get_extraction_regexes
-from sympy import Add, Expr, FiniteSet, Float, I, Mul, Pow, Rational, Symbol
+from sympy import Add, Basic, Expr, FiniteSet, Float, Function, I, Integral, Mul, Pow, Product, Rational, Sum, Symbol
 from sympy.core.expr import UnevaluatedExpr
+from sympy.core.numbers import ImaginaryUnit
+from sympy.matrices import MatrixBase
+from sympy.matrices.expressions import MatPow
 
-from . import differences, notation, references
-from .work import excess_of_work
+from . import references
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
 
 _REFERENCE = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
-_ANSWER = get_extraction_regexes(
-    [
-        LatexExtractionConfig(
-            normalization_config=NormalizationConfig(units=True),
-            boxed_match_priority=0,
-            try_extract_without_anchor=False,
-        )
-    ]
-)
-_PROBE = "x \\boxed{7}"
+_BOX: Any = {"boxed_match_priority": 0, "try_extract_without_anchor": False}  # as TRL has it
+_ANSWER = get_extraction_regexes([LatexExtractionConfig(normalization_config=NormalizationConfig(units=True), **_BOX)])
 _SHOWN = 200
-_AS_TEXT = "math-verify cannot parse it, and the answer is not the same text"
 _SPACE = re.compile(r"(?<![A-Za-z0-9\\])\s+|\s+(?![A-Za-z0-9])")
 _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)?_\{?([0-9]{1,2})\}?")
 _PARSER = latex2sympy2.PSParser
 _STATES = _PARSER.atn.decisionToState
 _CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
 _IN_CONTEXT = {decision for decision, state in enumerate(_STATES) if _PARSER.ruleNames[state.ruleIndex] == "atom_expr"}
-_UNPARSED = Symbol("unparsed")
+_WITHOUT_PARSING: Any = {"parse_latex_cached": lambda latex: Symbol("unparsed")}
+_COMMON: tuple[Any, ...] = (Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow)
+_COMMON += (sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan)
+_NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
+_DIGITS = 20
+_SURELY = 1e-8
+_their_simplify = grader.simplify
+_their_comparison = grader.sympy_solve_and_compare
+_is_expr_of_only_symbols = grader.is_expr_of_only_symbols
+
+# How much work an expression asks for is known by its tree alone: the bits of exact numbers, and the terms of finite
+# sums and products without a short form. The limits are far above what answers of people have.
+MOST_BITS = 4_000_000
+MOST_TERMS = 3_000
+MOST_FUNCTIONS = 3
+_EXACT_BITS = 1_000  # smaller numbers, all of which a float can hold, are worked out
+
+Size = Fraction | float | None  # an exact value, the bits of one, or None where no exact value is made
 
 
 def check(job: Mapping[str, Any]) -> dict[str, str]:
     """Judge `answer`, a completion's text, or without one see whether `reference` alone can be parsed and compared.
 
-    Equal texts are right without being parsed, as they are to math-verify, which compares texts last. Of a reference
-    alone that is in order the outcome is "scored". Sympy's own spelling is not asked for: writing out a million digits
-    never returns.
+    Equal texts are right without being parsed. Of a reference alone that is in order the outcome is "scored". Sympy's
+    own spelling is not asked for: writing out a million digits never returns.
     """
     with replaced():
         return _checked(job)
@@ -62,23 +75,17 @@ def check(job: Mapping[str, Any]) -> dict[str, str]:
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Math-verify with our parts, for as long as the block runs: whoever else uses it in this process has its own."""
-    ours = [
-        *((grader, name, part) for name, part in differences.REPLACED.items()),
-        (parser, "normalize_latex", notation.normalize),
-        (latex2sympy2, "_Latex2Sympy", _Converter),
-    ]
-    theirs = [getattr(module, name) for module, name, _ in ours]
-    for module, name, part in ours:
-        setattr(module, name, part)
-    try:
+    grading: Any = {"simplify": _simplify, "sympy_solve_and_compare": _solve, "is_expr_of_only_symbols": _is_name}
+    with (
+        mock.patch.multiple(grader, **grading),
+        mock.patch.object(parser, "normalize_latex", references.normalize),
+        mock.patch.object(latex2sympy2, "_Latex2Sympy", _Converter),
+    ):
         yield
-    finally:
-        for (module, name, _), part in zip(ours, theirs, strict=True):
-            setattr(module, name, part)
 
 
 def _checked(job: Mapping[str, Any]) -> dict[str, str]:
-    reference, text = job["reference"], job.get("answer", _PROBE)
+    reference, text = job["reference"], job.get("answer", "x \\boxed{7}")
     same = _reference_text(reference)
     if same and _squeezed(same) == _squeezed(_text(partial(_parsed, text, _ANSWER, "first_match"))):
         return {"outcome": "right", "gold": same[:_SHOWN], "found": same[:_SHOWN]}
@@ -92,7 +99,8 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
     if not answer:
         return {"outcome": "no_answer", **read}
     if isinstance(gold[0], str):
-        return {"outcome": "unparseable_reference", "detail": _AS_TEXT, **read}
+        as_text = "math-verify cannot parse it, and the answer is not the same text"
+        return {"outcome": "unparseable_reference", "detail": as_text, **read}
     if excess := excess_of_work(answer):
         return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
     right = verify(list(gold), answer, timeout_seconds=None) and not _different(gold, answer)
@@ -105,14 +113,11 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
 def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
     """Math-verify's `parse`, which would build its regular expressions again for each configuration."""
     try:
-        found: list[Any] = extract_target_from_pred(
-            text, expressions, fallback_mode="first_match", extraction_mode=mode
-        )
+        return list(extract_target_from_pred(text, expressions, fallback_mode="first_match", extraction_mode=mode))
     except MemoryError:
         raise  # the worker says so, and its successor tries again
     except Exception:  # as math-verify's own `parse`: an expression that breaks its parser is no expression
         return []
-    return found
 
 
 @lru_cache(maxsize=1024)
@@ -127,12 +132,8 @@ def _reference_text(text: str) -> str:
 
 def _text(extract: Callable[[], Sequence[Any]]) -> str:
     """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
-    parse_latex = parser.parse_latex_cached
-    parser.parse_latex_cached = lambda latex: _UNPARSED
-    try:
+    with mock.patch.multiple(parser, **_WITHOUT_PARSING):
         found = extract()
-    finally:
-        parser.parse_latex_cached = parse_latex
     return found[-1].strip() if found and isinstance(found[-1], str) and not isinstance(found[0], FiniteSet) else ""
 
 
@@ -178,10 +179,7 @@ def _refuse_numbers_in_a_row(parser: Any) -> None:
 
 
 def _different(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
-    """Whether two differ although math-verify takes them as equal.
-
-    It compares exact fractions by `evalf(chop=True)`, and reads `1010_2` as 1010, whatever the base.
-    """
+    """Whether two differ although math-verify, which chops fractions and leaves out bases, takes them as equal."""
     bases = [isinstance(read[-1], str) and _BASED.fullmatch(read[-1]) for read in (gold, answer)]
     if bases[0] and bases[1] and bases[0].groups() != bases[1].groups():
         return True
@@ -204,13 +202,183 @@ def _equal_if_imaginary(gold: Any, answer: Any) -> bool:
     if {symbol.name for symbol in letters} != {"i"}:
         return False  # none, or unit vectors
     first, second = (side.xreplace(dict.fromkeys(letters, I)) for side in (gold, answer))
-    if differences.is_nonzero(first - second):
-        return False
-    return bool(verify(first, second, timeout_seconds=None))
+    return not _is_nonzero(first - second) and bool(verify(first, second, timeout_seconds=None))
+
+
+def _simplify(difference: Any) -> Any:
+    """Math-verify's `simplify`, which only asks it whether a difference is zero: 1 stands for what is surely not."""
+    return sympy.S.One if _is_nonzero(difference) else _their_simplify(difference)
+
+
+def _solve(gold: Any, pred: Any, *precision: int) -> bool:
+    r"""Math-verify's, but where both equations say what one symbol is, as `y = c e^x` does, and the values differ.
+
+    Their solutions for any symbol differ then. Its quirks stay: imaginary solutions are dropped, so both have none; it
+    compares names without case, and a symbol with a product by their letters, so names of one letter only are judged.
+    """
+    if isinstance(gold, sympy.Eq) and isinstance(pred, sympy.Eq) and isinstance(gold.lhs, Symbol):
+        values = [_value(side) for side in (gold.rhs, pred.rhs)]
+        symbols = gold.free_symbols | pred.free_symbols
+        names = {symbol.name.lower() for symbol in symbols if _NAME.fullmatch(symbol.name)}
+        is_plain = len(names) == len(symbols) and gold.lhs not in gold.rhs.free_symbols | pred.rhs.free_symbols
+        is_plain = is_plain and gold.lhs == pred.lhs and all(value == value.real for value in values)
+        if is_plain and _is_nonzero(gold.rhs - pred.rhs):
+            return False
+    return bool(_their_comparison(gold, pred, *precision))
+
+
+def _is_name(side: Any) -> bool:
+    """Whether the left side of an equation says what it is of (`x`, `f(x)`, `AB`, `A/S`), and not `x + y`: then 5 is no
+    answer to `x + y = 5`, as it is to math-verify."""
+    return bool(_is_expr_of_only_symbols(side)) and not side.has(Add)
+
+
+def _is_nonzero(difference: Any) -> bool:
+    return _SURELY < abs(_value(difference)) < float("inf")
+
+
+def _value(expression: Any) -> complex:
+    """The value at a point that depends on the symbols' names alone; not a number where it cannot be worked out."""
+    with contextlib.suppress(Exception):  # whatever sympy raises
+        if all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(expression)):
+            symbols = enumerate(sorted(expression.free_symbols, key=str))
+            point = {one: Rational(sum(map(ord, one.name)) % 89 + 3 * place + 48, 97) for place, one in symbols}
+            return complex(expression.evalf(_DIGITS, subs=point))
+    return complex("nan")
 
 
 def _shown(parsed: Any) -> str:
     return parsed[-1][:_SHOWN] if isinstance(parsed[-1], str) else "[parsed]"
+
+
+class _TooMuchError(Exception):
+    pass
+
+
+def excess_of_work(parsed: Sequence[Any]) -> str | None:
+    nodes = list(parsed)
+    for node in nodes:  # grows meanwhile: parents before children, without recursion, since sums nest deeply
+        nodes.extend(_children(node))
+    sizes: dict[int, Size] = {}  # by identity: hashing a deep expression recurses
+    try:
+        for node in reversed(nodes):
+            if id(node) not in sizes:
+                sizes[id(node)] = _limited(_size(node, [sizes[id(child)] for child in _children(node)]))
+    except _TooMuchError as excess:
+        return str(excess)
+    return None
+
+
+def _children(node: Any) -> Sequence[Any]:
+    if isinstance(node, MatrixBase):
+        return node.flat()  # type: ignore[no-any-return]
+    return node.args if isinstance(node, Basic) else ()
+
+
+def _size(node: Any, inner: Sequence[Size]) -> Size:
+    if isinstance(node, Rational):
+        value = Fraction(int(node.p), int(node.q)) if node.q else Fraction(0)
+        return value if _bits(value) < _EXACT_BITS else _bits(value)
+    if isinstance(node, Sum | Product):
+        _check_terms(node)
+        return None
+    if isinstance(node, Integral):
+        _check_integrand(node.function)
+        return None
+    if isinstance(node, MatrixBase):
+        return max((_bits(size) for size in inner if size is not None), default=None)
+    if isinstance(node, Pow) and inner[0] is None and isinstance(inner[1], Fraction):
+        _check_expansion(node.base, inner[1])
+    if any(size is None for size in inner) or not inner:
+        return None
+    known = [size for size in inner if size is not None]
+    values = [size for size in known if isinstance(size, Fraction)]
+    exact = len(values) == len(known)
+    bits = [_bits(size) for size in known]
+    if isinstance(node, Add):
+        return sum(values, Fraction(0)) if exact and sum(bits) < _EXACT_BITS else sum(bits)
+    if isinstance(node, Mul):
+        return math.prod(values, start=Fraction(1)) if exact and sum(bits) < _EXACT_BITS else sum(bits)
+    if isinstance(node, Pow | MatPow):
+        return _power(*known)
+    if isinstance(node, sympy.factorial):
+        return _factorial(known[0])
+    if isinstance(node, sympy.binomial) and exact:
+        return _choices(*values)
+    return known[0] if isinstance(node, UnevaluatedExpr) else None
+
+
+def _power(base: Size, exponent: Size) -> Size:
+    if isinstance(base, Fraction) and base in (0, 1, -1):
+        return abs(base)
+    if not isinstance(exponent, Fraction):
+        raise _TooMuchError("a power with a huge exponent")
+    bits = _bits(base) * float(abs(exponent))
+    if exponent.denominator != 1:
+        _limited(bits)  # sympy takes out the whole part
+        return None
+    return base**exponent.numerator if isinstance(base, Fraction) and bits < _EXACT_BITS else bits
+
+
+def _factorial(number: Size) -> Size:
+    if not isinstance(number, Fraction):
+        raise _TooMuchError("the factorial of a huge number")
+    if number.denominator != 1 or number < 0:
+        return None
+    bits = float(number) * math.log2(max(2.0, float(number)))
+    return Fraction(math.factorial(int(number))) if bits < _EXACT_BITS else bits
+
+
+def _choices(total: Fraction, chosen: Fraction) -> Size:
+    if total.denominator != 1 or chosen.denominator != 1 or not 0 <= chosen <= total:
+        return None
+    bits = min(float(total), float(min(chosen, total - chosen)) * math.log2(max(2.0, float(total))))
+    return Fraction(math.comb(int(total), int(chosen))) if bits < _EXACT_BITS else bits
+
+
+def _check_expansion(base: Any, exponent: Fraction) -> None:
+    """A power of a sum of symbols is multiplied out to be compared."""
+    addends = [base]
+    for node in addends:
+        addends.extend(node.args if isinstance(node, Add) else ())
+    count = sum(not isinstance(node, Add) for node in addends)
+    if exponent.denominator != 1 or count < 2:
+        return
+    power = abs(exponent.numerator)
+    if power > MOST_TERMS or math.comb(power + min(count, 99) - 1, min(power, min(count, 99) - 1)) > MOST_TERMS:
+        raise _TooMuchError(f"a power of {count} terms with the exponent {float(power):.3g}")
+
+
+def _check_terms(node: Any) -> None:
+    """A sum or product over a range is worked out term by term unless it has a polynomial's short form."""
+    for variable, first, last in (limits for limits in node.limits if len(limits) == 3):
+        count = math.inf
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # a symbol, or infinite
+            count = float(last - first)
+        if MOST_TERMS < count < math.inf and not (isinstance(node, Sum) and node.function.is_polynomial(variable)):
+            raise _TooMuchError(f"a {type(node).__name__.lower()} of {count:.3g} terms")
+
+
+def _check_integrand(integrand: Any) -> None:
+    nodes = [(integrand, 0)]
+    for node, above in nodes:
+        depth = above + isinstance(node, Function | Integral)
+        if depth > MOST_FUNCTIONS:
+            raise _TooMuchError(f"an integral of functions more than {MOST_FUNCTIONS} deep")
+        nodes.extend((child, depth) for child in _children(node))
+
+
+def _bits(size: Size) -> float:
+    if isinstance(size, Fraction):
+        return float(size.numerator.bit_length() + size.denominator.bit_length() - 1)
+    return size or 0.0
+
+
+def _limited(size: Size) -> Size:
+    if isinstance(size, float) and size > MOST_BITS:
+        digits = "too many" if math.isinf(size) else f"about {size * math.log10(2):.3g}"
+        raise _TooMuchError(f"a number with {digits} digits")
+    return size
 
 
 _FORMS = r"""
@@ -222,15 +390,9 @@ _FORMS = r"""
 \begin{pmatrix}1&2\\3&4\end{pmatrix} :: \begin{bmatrix}1&2\\3&5\end{bmatrix} ¦ \text{yes} :: \text{(B)}
 50\% :: 18 \text{ cm} ¦ \pm 2 :: 2 \text{ or } -2
 """
-"""Pairs of the usual forms."""
 
 
-def _try(pair: str) -> None:
-    """Fill caches that later workers inherit: a first integral takes ten times as long."""
-    first, second = pair.split(" :: ")
-    for other in (first, second):
-        check({"reference": f"${first}$", "answer": f"\\boxed{{{other}}}"})
-
-
-_CHORES = [partial(_try, pair) for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]
-check.chores = _CHORES  # type: ignore[attr-defined]  # of the server, before its first worker
+_PAIRS = [pair.split(" :: ") for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]
+_JOBS = [{"reference": f"${one}$", "answer": f"\\boxed{{{other}}}"} for one, two in _PAIRS for other in (one, two)]
+# Of the server, before its first worker, for caches that all inherit: a first integral takes ten times as long.
+check.chores = [partial(check, job) for job in _JOBS]  # type: ignore[attr-defined]

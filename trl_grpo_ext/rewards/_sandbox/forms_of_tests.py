@@ -1,10 +1,9 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
 This finds out, without running them, which names are the solution's and which definitions are meant to run, and
-rewrites asserts so that those that ran are counted and what they compare is seen (`checks.Side`).
+rewrites asserts so that those that ran are counted and what they compare is seen (`tests_process.Side`).
 """
 
-# Tables of words are easier to read as words.
 # ruff: noqa: SIM905
 import ast
 import builtins
@@ -13,13 +12,13 @@ import functools
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...guard.outcomes import shown
 from .wire import SOLUTION_MODULES
 
-JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
+JUDGE = "__judge__"  # the name by which rewritten tests reach `tests_process.Side`
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
@@ -45,12 +44,9 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
     """Read one row's tests: statements, one source text, mappings with `input` and `output`, or one of `inputs`."""
     entry = entry_point if isinstance(entry_point, str) and entry_point.strip() else None
     if isinstance(tests, str):
-        if not tests.strip():
-            raise UnreadableTestsError("there are no tests")
-        try:
+        read = None
+        with contextlib.suppress(ValueError, RecursionError):
             read = json.loads(tests)
-        except (ValueError, RecursionError):
-            read = None
         if not isinstance(read, list | dict):
             return _plan((tests,), entry)
         tests = read
@@ -58,12 +54,11 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise UnreadableTestsError("there are not as many `inputs` as `outputs`")
         return _cases([*zip(tests["inputs"], tests["outputs"], strict=True)], tests.get("fn_name"))
-    if not isinstance(tests, list | tuple) or not tests:
-        raise UnreadableTestsError(f"the tests are {shown(tests)}, not a list of tests and not a source text")
-    if _all_texts(tests):
-        return _plan(tuple(tests), entry)
-    if not all(isinstance(test, Mapping) for test in tests):
-        raise UnreadableTestsError(f"the tests are neither all strings nor all mappings: {shown(tests)}")
+    listed = tests if isinstance(tests, list | tuple) else []
+    if listed and _all_texts(listed):
+        return _plan(tuple(listed), entry)
+    if not listed or not all(isinstance(test, Mapping) for test in listed):
+        raise UnreadableTestsError(f"the tests are neither strings nor mappings: {shown(tests)}")
     pairs = [(test.get("input"), test.get("output")) for test in tests]
     if any(test.get("testtype") == "functional" for test in tests):
         if entry is None:
@@ -85,10 +80,9 @@ def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Plan | Examples:
         raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
         raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
-    calls = [
-        f"candidate(*json.loads({json.dumps(given)!r})), json.loads({json.dumps(wanted)!r})" for given, wanted in pairs
-    ]
-    return _plan((_CALLING.format(name=name), *(f"assert same({call})" for call in calls)), None)
+    written = [(json.dumps(given), json.dumps(wanted)) for given, wanted in pairs]
+    tests = [f"assert same(candidate(*json.loads({given!r})), json.loads({wanted!r}))" for given, wanted in written]
+    return _plan((_CALLING.format(name=name), *tests), None)
 
 
 _CALLING = """
@@ -111,9 +105,11 @@ def _all_texts(values: Sequence[Any]) -> bool:
 
 def same_output(printed: bytes, expected: str) -> bool:
     """Whether the lines are equal, apart from white space at their ends and empty lines at the end."""
-    texts = (printed, expected.encode("utf-8", "replace"))
-    mine, theirs = (text.decode("utf-8", "replace").rstrip().splitlines() for text in texts)
-    return [line.rstrip() for line in mine] == [line.rstrip() for line in theirs]
+
+    def lines(text: bytes) -> list[str]:
+        return [line.rstrip() for line in text.decode("utf-8", "replace").rstrip().splitlines()]
+
+    return lines(printed) == lines(expected.encode("utf-8", "replace"))
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
@@ -122,32 +118,23 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     free = _free_names(trees, entry)
     if "candidate" in free and entry is not None:  # MBPP+ in its original form
         return _plan((f"candidate = {entry}", *tests), entry)
-    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, trees)}
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    of_attributes = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    alone = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes}
+    modules = {name: _MODULES[name] for name in free & _MODULES.keys() - alone}
     free -= modules.keys()
     try:
         planned = [_planned(tree, number, free, entry) for number, tree in enumerate(trees)]
     except _TOO_BAD as error:
         raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
     if all(test["empty"] for test in planned):
-        raise UnreadableTestsError(
-            "nothing in the tests can fail: there is no assert and no expected exception in what runs "
-            "(statements, `test_*` functions, `TestCase` classes, `check(candidate)`)"
-        )
+        raise UnreadableTestsError("nothing in the tests can fail: no assert or expected exception is in what runs")
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
 
-_USED = (
-    "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect statistics"
-)
-_MODULES = {name: name for name in f"{_USED} time unittest pytest numpy".split()} | {"np": "numpy"}
+_USED = "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect time"
+_MODULES = {name: name for name in f"{_USED} statistics unittest pytest numpy".split()} | {"np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
-
-
-def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
-    """Whether a name is used for its attributes alone."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    used = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    return len(used) == sum(isinstance(node, ast.Attribute) and node.value in used for node in nodes)
 
 
 def _tree(text: str) -> ast.Module:
@@ -171,19 +158,16 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     called = {_called_name(node) for node in _outside_definitions(tree)}
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
-    if candidates:
-        if entry is None:
-            raise UnreadableTestsError(
-                f"the test defines `{candidates[0].name}`, does not call it, and there is no column `entry_point`"
-            )
-        try:
-            compile(entry, "<entry_point>", "eval", dont_inherit=True)
-        except _TOO_BAD as error:
-            raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
+    if candidates and entry is None:
+        raise UnreadableTestsError(f"nothing calls `{candidates[0].name}`, and there is no column `entry_point`")
+    calls = [f"{node.name}({entry})" for node in candidates]
+    for call in calls:
+        compile(call, "<entry_point>", "eval", dont_inherit=True)
     wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_case(node)]
-    planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
-    planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
+    defined = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in defined if any(ast.unparse(base).endswith("TestCase") for base in node.bases)]
+    planned: dict[str, Any] = {"calls": calls, "functions": [node.name for node in wanted]}
+    planned["classes"] = [node.name for node in classes]
     if _SAYS_NOTHING.search(ast.unparse(tree)):
         raise UnreadableTestsError("they skip, await, or expect a warning or a log of the process of the code")
     if _needs_pytest(tree, wanted):
@@ -221,10 +205,6 @@ def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return needed == 1 and (node.name == "check" or bool(named))
 
 
-def _is_case(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-
-
 def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
     """`pytest.raises` and `pytest.approx` alone are a library's, and need nobody to run them."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
@@ -236,15 +216,14 @@ def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
 
 
 def _checks_something(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assert):
-        return not (isinstance(node.test, ast.Constant) and bool(node.test.value))
-    if isinstance(node, ast.Raise):
-        return True
-    if isinstance(node, ast.Expr):
-        return _is_assertion_call(node.value) or _always_fails(node)
-    if isinstance(node, ast.With | ast.AsyncWith):
-        return any(_expects(item.context_expr) for item in node.items)
-    return False
+    match node:
+        case ast.Assert(test=ast.Constant(value=value)):
+            return not value
+        case ast.Expr(value=value):
+            return _is_assertion_call(value) or _always_fails(node)
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            return any(_expects(item.context_expr) for item in items)
+    return isinstance(node, ast.Assert | ast.Raise)
 
 
 def _is_assertion_call(node: ast.expr) -> bool:
@@ -323,7 +302,6 @@ def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
-    """Names, and `.names` of attributes, whose values may come from the solution."""
     nodes = list(ast.walk(tree))
     tainted = free | {"candidate"} | _imported_from_solution(nodes)
     functions = {node.name: node for node in nodes if isinstance(node, _FUNCTIONS)}
@@ -336,7 +314,6 @@ def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
 
 
 def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> set[str]:
-    """The names that get a value of the solution by this node."""
     pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
     if isinstance(node, ast.Assign):
         pairs = [(target, node.value) for target in node.targets]
@@ -357,12 +334,8 @@ def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> 
         if _gives(node, tainted):
             return {node.name}
         pairs = [(ast.Name(arg.arg), mark) for arg in node.args.args for mark in node.decorator_list]
-    return {
-        name
-        for target, value in pairs
-        if target is not None and value is not None and _from_solution(value, tainted)
-        for name in _targets(target)
-    }
+    reached = [target for target, value in pairs if target and value and _from_solution(value, tainted)]
+    return {name for target in reached for name in _targets(target)}
 
 
 def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, ast.expr | None]]:
@@ -405,7 +378,7 @@ def _from_solution(node: ast.AST, tainted: set[str]) -> bool:
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Hands asserts and what they compare to `checks.Side`, and notices those that the solution can skip."""
+    """Hands asserts and what they compare to `tests_process.Side`, and notices those that the solution can skip."""
 
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number
@@ -416,8 +389,6 @@ class _Rewriting(ast.NodeTransformer):
     def site(self) -> ast.expr:
         self.sites += 1
         return ast.Constant(f"{self.number}.{self.sites}")
-
-    # What is compared.
 
     def compared(self, node: ast.expr) -> ast.expr:
         """Hand over the sides of all comparisons that decide an expression's truth."""
@@ -470,8 +441,6 @@ class _Rewriting(ast.NodeTransformer):
         self.compares = outer
         return handed
 
-    # What is computed beforehand.
-
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not self.mixed([node.left, node.right]):
             return self.generic_visit(node)
@@ -492,7 +461,6 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def mixed(self, values: list[ast.expr]) -> bool:
-        """Whether the tests put something together with a value of the solution: `f(a) - sum(a)`."""
         plain = not any(isinstance(value, ast.Starred) for value in values)
         return plain and len({_from_solution(value, self.tainted) for value in values}) > 1
 
@@ -509,8 +477,6 @@ class _Rewriting(ast.NodeTransformer):
                 node.func = _call("mapped" if name == "map" else "zipped").func
                 node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
         return node
-
-    # Statements.
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         outer = self.checked_until
@@ -571,7 +537,7 @@ class _Rewriting(ast.NodeTransformer):
         fails = [bool(branch) and all(map(_always_fails, branch)) for branch in branches]
         if _from_solution(node.test, self.tainted) and not any(fails):
             later = self.checked_until > (node.end_lineno or 0)
-            leaves = [later and any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
+            leaves = [later and _contains(branch, lambda node: isinstance(node, _LEAVING)) for branch in branches]
             for own, other in ((0, 1), (1, 0)):
                 rest = leaves[other] and not leaves[own]  # what follows is checked instead
                 if not checks[own] and (leaves[own] or (checks[other] and not rest)):
@@ -625,27 +591,29 @@ class _Vacuous(ast.NodeTransformer):
             return node  # what it has is compared
         self.generic_visit(node)
         inner = node.args[0] if len(node.args) == 1 else None
-        if inner is None or name not in ("all", "any", *(["sum"] if self.bounded else [])):
+        if inner is None or not (name in ("all", "any") or (name == "sum" and self.bounded)):
             return self.rewriting.side_by_side(node)
         if isinstance(inner, ast.GeneratorExp | ast.ListComp):
-            first = inner.generators[0]
-            if _from_solution(first.iter, self.rewriting.tainted):
-                first.iter = _call("several", self.rewriting.site(), first.iter)
-        elif name == "all" and _from_solution(inner, self.rewriting.tainted):
-            node.args = [_call("several", self.rewriting.site(), inner)]
+            inner.generators[0].iter = self.several(inner.generators[0].iter)
+        elif name == "all":
+            node.args = [self.several(inner)]
         return node
+
+    def several(self, values: ast.expr) -> ast.expr:
+        own = not _from_solution(values, self.rewriting.tainted)
+        return values if own else _call("several", self.rewriting.site(), values)
 
 
 def _has_star(node: ast.Call) -> bool:
     return any(isinstance(value, ast.Starred) for value in node.args)
 
 
-def _walk(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    return (inner for part in statements for inner in ast.walk(part))
+def _contains(statements: Sequence[ast.stmt], wanted: Callable[[ast.AST], bool]) -> bool:
+    return any(wanted(inner) for part in statements for inner in ast.walk(part))
 
 
 def _has_checks(statements: Sequence[ast.stmt]) -> bool:
-    return any(map(_checks_something, _walk(statements)))
+    return _contains(statements, _checks_something)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -32,8 +32,6 @@ OPERATORS = JUDGING + UNARY + special_names(" ".join(f"{name} r{name} i{name}" f
 _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
 MAX_TEXT = 200
-_MAX_PRINTED = 4 * 2**20
-_MAX_EVENTS = 1000
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
 
@@ -62,15 +60,13 @@ class Solution(Conversation):
                 self.answer(packed, news)
 
     def news(self) -> Any:
-        events = self.events[:_MAX_EVENTS]
+        events = self.events[:1000]
         self.events.clear()
         printed = [(name, _drain(getattr(sys, name))) for name in ("stdout", "stderr")]
         return [*events, *(event for event in printed if event[1])] or None
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         return getattr(self, f"_do_{what}")(*arguments)
-
-    # What is asked for.
 
     def _do_load(self, source: str) -> Any:
         try:
@@ -115,8 +111,6 @@ class Solution(Conversation):
         os.environ.clear()
         os.environ.update(values)
 
-    # Values that are no data.
-
     def opaque(self, value: Any) -> Any:
         if isinstance(value, Lent):
             return ["g", value._number]  # type: ignore[attr-defined]
@@ -126,7 +120,9 @@ class Solution(Conversation):
         if isinstance(value, BaseException):
             if "_lent" in vars(value):
                 return ["g", vars(value)["_lent"]]
-            content = self._arguments(value)
+            content = []
+            with contextlib.suppress(RecursionError):
+                content = [self.encode(part) for part in (value.__cause__, *value.args)]
             known = exception_class(type(value))
             if known is not None:
                 return ["x", known.__module__, known.__qualname__, content]
@@ -136,12 +132,6 @@ class Solution(Conversation):
                     content = self.encode(_exact(kind, value))
                     break
         return ["h", self._number(value), self._class(type(value)), content]
-
-    def _arguments(self, error: BaseException) -> list[Any]:
-        try:
-            return [self.encode(part) for part in (error.__cause__, *error.args)]
-        except RecursionError:
-            return []
 
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers_of:
@@ -187,7 +177,11 @@ class Solution(Conversation):
         key = (name, *own, str(attributes))
         kind = self._lent_classes.get(key)
         if kind is None:
-            body: dict[str, Any] = {operator: _asking(self, operator) for operator in own}
+
+            def asking(operator: str) -> Any:
+                return lambda lent, *arguments, **named: self.request("operate", lent, operator, list(arguments), named)
+
+            body: dict[str, Any] = {operator: asking(operator) for operator in own}
             if attributes:
                 body["__getattr__"] = lambda lent, name: self.request("get", lent, name)
                 body["__setattr__"] = lambda lent, name, value: self.request("set", lent, name, value)
@@ -196,10 +190,8 @@ class Solution(Conversation):
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
         if facts is not None:
             known, returned, parts = facts
-            parameters = [
-                inspect.Parameter(one, inspect._ParameterKind(kind), default=default, annotation=annotation)
-                for one, kind, default, annotation in parts
-            ]
+            kinds = inspect._ParameterKind
+            parameters = [inspect.Parameter(one, kinds(kind), default=d, annotation=a) for one, kind, d, a in parts]
             vars(value).update(known, __signature__=inspect.Signature(parameters, return_annotation=returned))
         self._lent[number] = value
         return value
@@ -208,26 +200,17 @@ class Solution(Conversation):
 def _exact(kind: Any, value: Any) -> Any:
     """The built-in type's contents, whatever the subclass claims."""
     if kind is str:
-        return str.__str__(value) if type(str.__str__(value)) is str else "".join(str.__iter__(value))
-    if kind in (tuple, frozenset):
-        return kind(kind.__iter__(value))
+        return "".join(str.__iter__(value))
     if kind is bytes:
         return bytes(memoryview(value))
-    if kind is int:
-        return int.__index__(value) if type(int.__index__(value)) is int else int.__add__(value, 0)
-    return float.__add__(value, 0.0) if kind is float else complex.__add__(value, 0)
+    return kind(kind.__iter__(value)) if kind in (tuple, frozenset) else kind.__add__(value, kind(0))
 
 
 def owner_of(kind: type, name: str) -> Any:
-    """The class that defines a name; None if there is none or it sets the name to None."""
     for base in type.__dict__["__mro__"].__get__(kind):
         if name in vars(base):
             return None if vars(base)[name] is None else base
     return None
-
-
-def _asking(side: Solution, operator: str) -> Callable[..., Any]:
-    return lambda self, *arguments, **keywords: side.request("operate", self, operator, list(arguments), keywords)
 
 
 class _Stdin(io.TextIOBase):
@@ -252,11 +235,10 @@ def _drain(stream: Any) -> str:
     text = stream.buffer.getvalue()
     stream.buffer.seek(0)
     stream.buffer.truncate()
-    return text[:_MAX_PRINTED].decode("utf-8", "replace")
+    return text[: 4 * 2**20].decode("utf-8", "replace")
 
 
 def hold(requests: int, replies: int) -> None:
-    """Hold a solution until the tests' process has closed the conversation."""
     for name in ("stdout", "stderr"):
         setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True))
     side = Solution(requests, replies)
@@ -268,8 +250,6 @@ def hold(requests: int, replies: int) -> None:
 
 
 def watch_processes(report: Callable[[str], None]) -> None:
-    """Say so where the code tries to start a process, which fails."""
-
     def watch(event: str, arguments: Any) -> None:
         if event == "import" and arguments[0] == "multiprocessing.synchronize":
             report("multiprocessing")
@@ -297,10 +277,8 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # what the code raises ends the program, whatever it is
-        name = type(error).__name__[:MAX_TEXT]
-        try:
+        text = ""
+        with contextlib.suppress(BaseException):  # an exception of the code's own may do anything when it is printed
             text = str(error)[:MAX_TEXT]
-        except BaseException:  # an exception of the code's own may do anything when it is printed
-            text = ""
-        report({"failed": [name, text]})
+        report({"failed": [type(error).__name__[:MAX_TEXT], text]})
         raise SystemExit(1) from None

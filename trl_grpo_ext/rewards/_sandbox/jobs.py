@@ -1,15 +1,10 @@
 """Run Python that a model wrote, in processes with limits.
 
 A server (`keeper`) forks a job's processes: one that holds the code (`hostile`), one that runs the tests
-(`tests_process`), and a keeper that watches over both. Before any code runs, each gives up rights in layers (`layers`):
-
-- "files": Landlock. It reads Python's and the system's libraries and installed packages, writes in its own directory
-  alone, and executes no file. It does not hold where what is written cannot be counted (/proc/PID/io).
-- "network", "processes": a seccomp filter that lets a list of system calls pass, for root too.
-- "memory": a limit on its address space.
-
-Limited are also what it writes in all, files, descriptors, threads, output, and time: its own processor time, and half
-of the time in which nothing of the job runs or waits for a core. This is no boundary against an exploit of the kernel.
+(`tests_process`), and a keeper that watches over both. Before any code runs, each gives up rights in `layers`; "files"
+does not hold where what is written cannot be counted (/proc/PID/io). Limited are also what it writes, files,
+descriptors, threads, output, and time: its own processor time, and half of the time in which nothing of the job runs or
+waits for a core. This is no boundary against an exploit of the kernel.
 """
 
 import base64
@@ -35,6 +30,7 @@ from ...errors import RewardError
 
 LAYERS = ("files", "network", "processes", "memory")  # the layers that a machine may support
 
+# `_sandbox` as a package of its own: what is forked has nothing of this package in it.
 _SERVE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -42,12 +38,9 @@ from _sandbox.keeper import serve
 sys.path.pop(0)
 serve(int(sys.argv[2]), sys.argv[3:])
 """
-"""`_sandbox` as a package of its own: what is forked has nothing of this package in it."""
 _TICK = 0.05
-_GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
-_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"
-)
+_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+_ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 T = TypeVar("T")
 
@@ -94,20 +87,20 @@ def run_python(
 ) -> Run:
     """Run code as a program, or hold it in one process and run tests (`forms_of_tests.Plan`) of it in another.
 
-    `seconds` is processor time, `memory_mb` counts beyond the interpreter's own, `stop` ends the run as a timeout. A
-    `RewardError` says that the processes do not start, or a required layer does not hold; the code is not run then.
+    `seconds` is processor time, and `stop` ends the run as a timeout. A `RewardError` says that the processes do not
+    start, or a required layer does not hold; the code is not run then.
     """
     paths = sysconfig.get_paths()
     libraries = [path for path in dict.fromkeys((paths["purelib"], paths["platlib"])) if Path(path).is_dir()]
-    job: dict[str, Any] = {"module": plan is not None, "seconds": seconds, "memory_mb": memory_mb}
-    job |= {"require": list(require), "libraries": libraries, "folder": str(Path(tempfile.gettempdir()).resolve())}
-    job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
+    folder = str(Path(tempfile.gettempdir()).resolve())
+    job = {"code": code, "stdin": base64.b64encode(stdin).decode("ascii"), "module": plan is not None, "folder": folder}
+    job |= {"seconds": seconds, "memory_mb": memory_mb, "require": list(require), "libraries": libraries}
     wanted = b"n" if "numpy" in f"{code} {json.dumps(plan)}" else b"-"
-    parts = [job] if plan is None else [job, plan]
     with _SERVER.connect(libraries, wanted) as connection:
-        deadline, answer = time.monotonic() + _GRACE + _SLOWEST * seconds, None
+        deadline = time.monotonic() + 300.0 + 100.0 * seconds  # on the wall, of a machine that may be very busy
+        answer = None
         with suppress(EOFError, OSError):  # the keeper may die
-            for part in parts:
+            for part in [job] if plan is None else [job, plan]:
                 connection.send_bytes(json.dumps(part).encode("ascii"))
             while answer is None and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
                 if connection.poll(_TICK):
@@ -116,8 +109,8 @@ def run_python(
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
         raise RewardError(f"The processes that run Python code did not start ({sys.executable}): out of memory?")
-    run = Run(**{**answer, "output": base64.b64decode(answer["output"])})
-    run.layers = tuple(layer for layer in LAYERS if layer in run.layers)
+    held = tuple(layer for layer in LAYERS if layer in answer["layers"])
+    run = Run(**{**answer, "output": base64.b64decode(answer["output"]), "layers": held})
     missing = [layer for layer in require if layer not in run.layers]
     if missing:
         raise RewardError(f"The process that runs Python code could not give up {', '.join(missing)} on this machine.")
@@ -170,7 +163,6 @@ class _Server:
         self.process, self.control = None, None
 
     def forget(self) -> None:
-        """In a forked copy: the server is the parent's."""
         if self.control is not None:
             self.control.close()
         self.__init__()  # type: ignore[misc]

@@ -39,7 +39,6 @@ _WARM = (
     "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
     "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
 ).split()
-_TESTS_MEMORY_MB = 1024  # extra memory of the tests' process over the solution's
 
 
 def serve(descriptor: int, libraries: list[str]) -> None:
@@ -81,12 +80,14 @@ def serve(descriptor: int, libraries: list[str]) -> None:
 
 def _keep(connection: Connection) -> NoReturn:
     try:
-        with contextlib.suppress(EOFError, OSError):
-            answer = _Keeper(json.loads(connection.recv_bytes()), connection).run()
-            connection.send_bytes(json.dumps(answer).encode("ascii"))
-            os._exit(0)
-    finally:
-        os._exit(1)
+        keeper = _Keeper(json.loads(connection.recv_bytes()), connection)
+        try:
+            answer = keeper.run()
+        finally:
+            keeper.end()
+        connection.send_bytes(json.dumps(answer).encode("ascii"))
+    finally:  # nobody waits for an answer any more where it could not be given
+        os._exit(0)
 
 
 def _flush() -> None:
@@ -158,23 +159,23 @@ class _Process:
 
 class _Keeper:
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
-        self.job, self.connection = job, connection
+        self.job = job
+        self.connection = connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
-        self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
+        self.reported = bytearray()
+        self.printed = bytearray()
+        self.judged = bytearray()
         self.watched: dict[int, bytearray] = {connection.fileno(): bytearray()}
+        self.home = tempfile.mkdtemp(prefix="python-tests-", dir=job["folder"])
+        self.processes: list[_Process] = []
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.end()
+        _remove(self.home)
 
     def run(self) -> dict[str, Any]:
-        self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
-        self.processes: list[_Process] = []
-        try:
-            return self._run()
-        finally:
-            for process in self.processes:
-                process.end()
-            _remove(self.home)
-
-    def _run(self) -> dict[str, Any]:
         job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
@@ -198,9 +199,8 @@ class _Keeper:
                 hostile.hold(requests, replies)
                 os._exit(0)
             os.closerange(requests, out)
-            sys.stdin, sys.stdout = sys.__stdin__, sys.__stdout__ = tuple(  # type: ignore[misc, assignment]
-                open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
-            )
+            sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
+            sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
             atexit._clear()
             try:
                 hostile.run_program(job["code"], _reporting(out))
@@ -210,7 +210,8 @@ class _Keeper:
                 _flush()
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
-        first, second = _Process(solution), None
+        first = _Process(solution)
+        second = None
         self.processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
@@ -220,7 +221,7 @@ class _Keeper:
 
             def tests() -> None:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged))
-                isolate(job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
+                isolate(job["memory_mb"] + 1024, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
                 said = {**plan, "code": job["code"]}
                 tests_process.judge(said, requests, replies, self.shared, _reporting(out, token))
@@ -246,15 +247,16 @@ class _Keeper:
         gc.enable()
         os.chdir(self.home)
         os.environ.clear()
-        os.environ.update({"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
-        os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), self.home))
+        os.environ.update(PATH="", LANG="C.UTF-8", PYTHONHASHSEED="0", HOME=self.home, TMPDIR=self.home)
         tempfile.tempdir = None
         return moved
 
     def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
-        seconds, ended = self.job["seconds"], "exited"
+        seconds = self.job["seconds"]
+        ended = "exited"
         checked = last = time.monotonic()
-        idle, before = [0.0, 0.0], [process.seconds() for process in self.processes]  # of the tests, of the solution
+        idle = [0.0, 0.0]  # of the tests, of the solution
+        before = [process.seconds() for process in self.processes]
         deciding = second or first
         while ended == "exited":
             over = deciding.poll()
@@ -338,13 +340,11 @@ class _Keeper:
 
 
 def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
-    messages = []
+    messages: list[Any] = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            message = json.loads(line)
-            if isinstance(message, dict):
-                messages.append(message)
-    return messages
+            messages.append(json.loads(line))
+    return [message for message in messages if isinstance(message, dict)]
 
 
 def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:
@@ -357,7 +357,9 @@ def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]]
 
 
 def _folder_too_large(home: str) -> bool:
-    stored, count, folders = 0, 0, [home]
+    stored = 0
+    count = 0
+    folders = [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -14,55 +14,31 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_FILE = 16 * 2**20  # bytes of one file that it may write
-_MAX_DESCRIPTORS = 64
-_EXTRA_CPU_SECONDS = 5
 
 # System calls by number. All but those of `_CHECKED` pass, whatever their arguments: an interpreter that computes needs
 # no other. What is not listed fails with EPERM, also what a later kernel adds.
-_CHECKED = frozenset(
-    ("kill", "tgkill", "clone", "clone3", "prlimit64", "ioctl", "fcntl", "sendto", "capset", "open", "openat", "mmap")
-)
-X86_64 = """
-    read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4
-    fstat=5 lstat=6 newfstatat=262 statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269
-    faccessat2=439 readlink=89 readlinkat=267 dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263
-    rename=82 renameat=264 renameat2=316 mkdir=83 mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74
-    fdatasync=75 umask=95 fadvise64=221 munmap=11 mprotect=10 mremap=25
-    brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60
-    exit_group=231 sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
-    set_tid_address=218 arch_prctl=158 sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15
-    rt_sigpending=127 rt_sigtimedwait=128 rt_sigsuspend=130 pause=34 restart_syscall=219 clock_gettime=228
-    clock_getres=229 clock_nanosleep=230 nanosleep=35 gettimeofday=96 time=201 times=100 setitimer=38
-    getitimer=36 alarm=37 getrusage=98 select=23 pselect6=270 poll=7 ppoll=271 epoll_create=213
-    epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 eventfd=284 eventfd2=290 socketpair=53
-    recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid=102 geteuid=107 getgid=104 getegid=108
-    getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97
-    getcpu=309 kill=62 tgkill=234 clone=56 clone3=435 prlimit64=302 ioctl=16 fcntl=72 sendto=44 capset=126 open=2
-    openat=257 mmap=9
+_CHECKED = {"kill", "tgkill", "clone", "clone3", "prlimit64", "ioctl", "fcntl", "sendto", "capset", "mmap"}
+_CHECKED |= {"open", "openat"}
+_X86_64 = """
+read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 close_range=436 stat=4 fstat=5 lstat=6 newfstatat=262
+statx=332 lseek=8 getdents64=217 getcwd=79 chdir=80 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267
+dup=32 dup2=33 dup3=292 pipe=22 pipe2=293 unlink=87 unlinkat=263 rename=82 renameat=264 renameat2=316 mkdir=83
+mkdirat=258 rmdir=84 ftruncate=77 flock=73 fsync=74 fdatasync=75 umask=95 fadvise64=221 munmap=11 mprotect=10 mremap=25
+brk=12 madvise=28 membarrier=324 mincore=27 futex=202 set_robust_list=273 rseq=334 gettid=186 exit=60 exit_group=231
+sched_yield=24 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145 set_tid_address=218 arch_prctl=158
+sigaltstack=131 rt_sigaction=13 rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigtimedwait=128
+rt_sigsuspend=130 pause=34 restart_syscall=219 clock_gettime=228 clock_getres=229 clock_nanosleep=230 nanosleep=35
+gettimeofday=96 time=201 times=100 setitimer=38 getitimer=36 alarm=37 getrusage=98 select=23 pselect6=270 poll=7
+ppoll=271 epoll_create=213 epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 eventfd=284 eventfd2=290
+socketpair=53 recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid=102 geteuid=107 getgid=104 getegid=108
+getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97 getcpu=309 kill=62
+tgkill=234 clone=56 clone3=435 prlimit64=302 ioctl=16 fcntl=72 sendto=44 capset=126 open=2 openat=257 mmap=9
 """
-AARCH64 = """
-    read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 close_range=436 fstat=80
-    newfstatat=79 statx=291 lseek=62 getdents64=61 getcwd=17 chdir=49 faccessat=48 faccessat2=439
-    readlinkat=78 dup=23 dup3=24 pipe2=59 unlinkat=35 renameat=38 renameat2=276 mkdirat=34 ftruncate=46
-    flock=32 fsync=82 fdatasync=83 umask=166 fadvise64=223 munmap=215
-    mprotect=226 mremap=216 brk=214 madvise=233 membarrier=283 mincore=232 futex=98 set_robust_list=99
-    rseq=293 gettid=178 exit=93 exit_group=94 sched_yield=124 sched_getaffinity=123 sched_getparam=121
-    sched_getscheduler=120 set_tid_address=96 sigaltstack=132 rt_sigaction=134 rt_sigprocmask=135
-    rt_sigreturn=139 rt_sigpending=136 rt_sigtimedwait=137 rt_sigsuspend=133 restart_syscall=128
-    clock_gettime=113 clock_getres=114 clock_nanosleep=115 nanosleep=101 gettimeofday=169 times=153
-    setitimer=103 getitimer=102 getrusage=165 pselect6=72 ppoll=73 epoll_create1=20 epoll_ctl=21
-    epoll_pwait=22 eventfd2=19 socketpair=199 recvfrom=207 shutdown=210 getsockopt=209 getpid=172 getppid=173
-    getuid=174 geteuid=175 getgid=176 getegid=177 getgroups=158 getresuid=148 getresgid=150 uname=160
-    sysinfo=179 getrandom=278 getrlimit=163 getcpu=168 kill=129 tgkill=131 clone=220 clone3=435 prlimit64=261
-    ioctl=29 fcntl=25 sendto=206 capset=91 openat=56 mmap=222
-"""
-_F_DUPFD, _F_DUPFD_CLOEXEC = 0, 1030
-_HARMLESS_FCNTL = (_F_DUPFD, 1, 2, 3, 4, 5, 6, 7, _F_DUPFD_CLOEXEC)  # not F_SETOWN, which sends signals to others
+_ARCHITECTURE = 0xC000003E
+_HARMLESS_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # F_DUPFD to F_SETLKW; not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
 _ENOSYS, _EPERM = 38, 1
-
-_MACHINES = {"x86_64": (0xC000003E, X86_64), "aarch64": (0xC00000B7, AARCH64)}
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
@@ -74,16 +50,11 @@ _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 
 
 
 def isolate(
-    folders: Sequence[str],
-    memory_mb: int,
-    cpu_seconds: float,
-    parent: int,
-    libraries: Sequence[str] = (),
-    counted: bool = False,
+    folders: list[str], memory_mb: int, cpu_seconds: float, parent: int, libraries: list[str], counted: bool = False
 ) -> list[str]:
-    """Give up all rights that this machine lets a process give up, for good, and say which layers hold.
+    """Give up all rights but to write in `folders` and read `libraries`, and say which layers hold.
 
-    It may write in `folders` and read `libraries`; `counted` says whether its parent counts what it writes.
+    `counted` says whether its parent counts what it writes.
     """
     holds = ["memory"] if _limit(memory_mb, cpu_seconds) else []
     if sys.platform != "linux":
@@ -106,13 +77,9 @@ def isolate(
 
 
 def _limit(memory_mb: int, cpu_seconds: float) -> bool:
-    seconds = int(cpu_seconds) + _EXTRA_CPU_SECONDS
-    for which, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, MAX_FILE),
-        (resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS),
-        (resource.RLIMIT_CPU, seconds),
-    ):
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MAX_FILE, resource.RLIMIT_NOFILE: 64}
+    limits[resource.RLIMIT_CPU] = int(cpu_seconds) + 5
+    for which, limit in limits.items():
         hard = resource.getrlimit(which)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(which, (least, least))
@@ -160,59 +127,53 @@ def _restrict_files(libc: Any, folders: Sequence[str], libraries: Sequence[str])
 
 def _restrict_calls(libc: Any) -> bool:
     """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
-    machine = _MACHINES.get(platform.machine())
-    if machine is None or sys.maxsize < 2**32:
+    if platform.machine() != "x86_64" or sys.maxsize < 2**32:
         return False
-    architecture, listed = machine
-    pairs = (entry.split("=") for entry in listed.split())
+    pairs = (entry.split("=") for entry in _X86_64.split())
     numbers = {name: int(number) for name, number in pairs}
     header = struct.pack("=Ii", 0x20080522, 0)
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
-    program = filter_program(architecture, numbers)
+    program = _filter_program(numbers)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 
-def filter_program(architecture: int, numbers: dict[str, int]) -> list[tuple[int, int, int, int]]:
-    """Write the seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
-    allow, kill, refuse, absent = 0x7FFF0000, 0x80000000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
+_Line = tuple[int, int, int, int]
 
-    def load(offset: int) -> tuple[int, int, int, int]:
+
+def _filter_program(numbers: dict[str, int]) -> list[_Line]:
+    allow, kill = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x80000000)
+    refuse, absent = (0x06, 0, 0, 0x50000 | _EPERM), (0x06, 0, 0, 0x50000 | _ENOSYS)
+
+    def load(offset: int) -> _Line:
         return 0x20, 0, 0, offset
 
-    def done(action: int) -> tuple[int, int, int, int]:
-        return 0x06, 0, 0, action
-
-    def only_if(call: str, tests: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    def only_if(call: str, tests: list[_Line]) -> list[_Line]:
         """If it is this call: run the tests, which allow, else refuse."""
-        return [(0x15, 0, len(tests) + 1, numbers[call]), *tests, done(refuse)]
+        return [(0x15, 0, len(tests) + 1, numbers[call]), *tests, refuse]
 
-    def argument_in(index: int, values: Sequence[int]) -> list[tuple[int, int, int, int]]:
-        low = load(16 + 8 * index)  # both machines are little endian
-        return [low, *(line for value in values for line in ((0x15, 0, 1, value), done(allow)))]
+    def argument_in(index: int, values: Sequence[int]) -> list[_Line]:
+        return [load(16 + 8 * index), *(line for value in values for line in ((0x15, 0, 1, value), allow))]
 
-    program = [load(4), (0x15, 1, 0, architecture), done(kill), load(0), (0x35, 0, 1, 0x40000000), done(kill)]
+    program = [load(4), (0x15, 1, 0, _ARCHITECTURE), kill, load(0), (0x35, 0, 1, 0x40000000), kill]
     for number in (number for name, number in numbers.items() if name not in _CHECKED):
-        program += [(0x15, 0, 1, number), done(allow)]
+        program += [(0x15, 0, 1, number), allow]
     own = os.getpid()
     program += only_if("kill", argument_in(0, [own])) + only_if("tgkill", argument_in(0, [own]))
     program += only_if("prlimit64", argument_in(0, [0]))
     program += only_if("fcntl", argument_in(1, _HARMLESS_FCNTL)) + only_if("ioctl", argument_in(1, _HARMLESS_IOCTL))
-    threaded = [load(16), (0x45, 0, 1, _CLONE_THREAD), done(allow)]  # threads, but no processes
-    program += only_if("clone", threaded)
+    program += only_if("clone", [load(16), (0x45, 0, 1, _CLONE_THREAD), allow])  # threads, but no processes
     # Only what is opened for writing may be emptied, whatever Landlock knows of that.
     for call, index in (("open", 1), ("openat", 2)):
-        if call in numbers:
-            masked = [load(16 + 8 * index), (0x54, 0, 0, _O_TRUNC | _O_ACCMODE)]
-            empties = [(0x15, 0, 1, _O_TRUNC | mode) for mode in (0, 3)]
-            tests = [*masked, *(line for test in empties for line in (test, done(refuse))), done(allow)]
-            program += only_if(call, tests)
+        masked = [load(16 + 8 * index), (0x54, 0, 0, _O_TRUNC | _O_ACCMODE)]
+        empties = [line for mode in (0, 3) for line in ((0x15, 0, 1, _O_TRUNC | mode), refuse)]
+        program += only_if(call, [*masked, *empties, allow])
     # What a file holds is written by calls that count; a shared map of one would be a way around them.
-    mapped = [load(16 + 8 * 3), (0x54, 0, 0, _MAP_SHARED | _MAP_ANONYMOUS), (0x15, 1, 0, _MAP_SHARED), done(allow)]
+    mapped = [load(16 + 8 * 3), (0x54, 0, 0, _MAP_SHARED | _MAP_ANONYMOUS), (0x15, 1, 0, _MAP_SHARED), allow]
     program += only_if("mmap", mapped)
-    no_address = [load(48), (0x15, 0, 3, 0), load(52), (0x15, 0, 1, 0), done(allow)]
+    no_address = [load(48), (0x15, 0, 3, 0), load(52), (0x15, 0, 1, 0), allow]
     program += only_if("sendto", no_address)  # a pair of sockets reaches nobody else without one
-    program += [(0x15, 0, 1, numbers["clone3"]), done(absent)]  # its flags are out of a filter's sight; libc uses clone
-    return [*program, done(refuse)]
+    program += [(0x15, 0, 1, numbers["clone3"]), absent]  # its flags are out of a filter's sight; libc uses clone
+    return [*program, refuse]

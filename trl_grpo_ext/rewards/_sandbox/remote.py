@@ -5,7 +5,6 @@ arithmetic with the tests' values are never requested. Where a test made that ob
 (`UnjudgedError`); where the solution handed it over instead of a value, it is wrong (`WrongError`).
 """
 
-# Tables of words are easier to read as words.
 import builtins
 import copy
 import importlib
@@ -18,12 +17,8 @@ from .wire import ViolationError
 
 _RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
 _RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
-_PREDICATES = frozenset(
-    name
-    for kind in (str, bytes, set, float)
-    for name in dir(kind)
-    if name.startswith("is") or name in ("startswith", "endswith")
-)
+_METHODS = {name for kind in (str, bytes, set, float) for name in dir(kind)}
+_PREDICATES = {"startswith", "endswith"} | {name for name in _METHODS if name.startswith("is")}
 """Methods of built-in types that answer yes or no about their argument."""
 _NAMES = special_names(
     "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context notes "
@@ -38,7 +33,7 @@ _APPARENT_CLASSES: dict[str, Any] = {
         *(types.AsyncGeneratorType, list, dict, set, bytearray),
     )
 }
-SIDE: Any = None  # the conversation of this process (`checks.Side`)
+SIDE: Any = None  # the conversation of this process (`tests_process.Side`)
 
 
 class UnjudgedError(BaseException):
@@ -50,8 +45,6 @@ class WrongError(BaseException):
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """A special method of a remote class, or of the class of one."""
-
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if name == "__call__":
             return SIDE.request("call", self, arguments, tuple(keywords.items()))
@@ -68,15 +61,12 @@ def _operator(name: str) -> Callable[..., Any]:
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
             parts = (self, *arguments)
-            held = [SIDE.request("content", part) if _is_container(part) else part for part in parts]
+            inner = [getattr(type(part), "_remote_content", None) for part in parts]
+            held = [SIDE.request("content", part) if is_ else part for part, is_ in zip(parts, inner, strict=True)]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
         raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in JUDGING else operate
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, Remote) and bool(type(value)._remote_content)  # type: ignore[attr-defined]
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -87,7 +77,16 @@ def _attribute(value: Any, name: str) -> Any:
     return SIDE.request("get", value, name)
 
 
+def _delete(value: Any, name: str) -> None:
+    SIDE.request("delete", value, name)
+
+
 class RemoteType(type):
+    _remote_number: int
+    _remote_wanted: bool
+    __getattr__ = _attribute
+    __delattr__ = _delete
+
     def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
         if "_remote_number" not in body:
             raise SIDE.unjudged("the tests derive a class from one of the solution's")
@@ -97,14 +96,8 @@ class RemoteType(type):
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
         return _mark_made(made) if cls._remote_wanted else made
 
-    def __getattr__(cls, name: str) -> Any:
-        return _attribute(cls, name)
-
     def __setattr__(cls, name: str, value: Any) -> None:
         SIDE.request("set", cls, name, value)
-
-    def __delattr__(cls, name: str) -> None:
-        SIDE.request("delete", cls, name)
 
     def __contains__(cls, value: Any) -> bool:
         return any(member is value for member in cls)
@@ -117,18 +110,14 @@ class RemoteType(type):
 
 class Remote:
     __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute(self, name)
+    __getattr__ = _attribute
+    __delattr__ = _delete
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OF_EXCEPTIONS:
             object.__setattr__(self, name, value)
         else:
             SIDE.request("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        SIDE.request("delete", self, name)
 
     def __copy__(self) -> Any:
         return SIDE.request("call", copy.copy, (self,), ())
@@ -143,9 +132,7 @@ class Remote:
         return []
 
 
-class _Doc:
-    """`__doc__`, of which each class here would have one of its own."""
-
+class _Doc:  # of which each class here would have one of its own
     def __get__(self, value: Any, kind: Any) -> Any:
         return _attribute(kind if value is None else value, "__doc__")
 
@@ -177,14 +164,12 @@ def _of_solution(name: str) -> Any:
 
 
 def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: list[Any], content: Any) -> Any:
-    """The class that another one over there is here, from its description."""
     if not (type(name) is str and type(module) is str and set(own) <= set(OPERATORS)):
         raise ViolationError("no class")
     held = (*_IMMUTABLE, BaseException)
     roots: list[Any] = [base for base in bases if isinstance(base, RemoteType)]
-    others: list[Any] = [
-        base for base in bases if base in _IMMUTABLE or (base not in roots and issubclass(base, BaseException))
-    ]
+    rest = [base for base in bases if base not in roots]
+    others: list[Any] = [base for base in rest if base in _IMMUTABLE or issubclass(base, BaseException)]
     body: dict[str, Any] = {"__module__": module, "_remote_number": number, "_remote_wanted": False}
     body |= {"_remote_content": bool(content), "__doc__": _Doc()}
     if any(issubclass(base, held) for base in (*roots, *others)):

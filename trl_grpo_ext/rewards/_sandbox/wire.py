@@ -24,9 +24,9 @@ SOLUTION_MODULES = frozenset(
 )
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20  # bytes of one message
-_SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
-_NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
+_RUNNERS = ("unittest", "doctest", "bdb")  # whose exceptions a runner of tests takes for its own
+_NO_VALUE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError)
 Json = Any
 
 
@@ -62,8 +62,7 @@ _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
 def _arguments(value: Any) -> list[Any]:
-    _, arguments, *_ = value.__reduce_ex__(4)
-    return list(arguments)
+    return list(value.__reduce_ex__(4)[1])
 
 
 # Values that never change: tag, and from and to a list of others.
@@ -149,14 +148,7 @@ _READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
 _READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
 
 
-def _container(value: Any) -> _Container | None:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
-        return _ARRAY
-    return _CONTAINERS.get(type(value))
-
-
-def find_by_name(module: str, name: str) -> Any:
+def find_by_name(module: Any, name: str) -> Any:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -164,7 +156,6 @@ def find_by_name(module: str, name: str) -> Any:
 
 
 def exception_class(kind: type) -> type[BaseException] | None:
-    """The class itself if it is an exception of the standard library, else None."""
     module = str(kind.__module__)
     known = module.partition(".")[0] in sys.stdlib_module_names and issubclass(kind, BaseException)
     return kind if known and find_by_name(module, kind.__qualname__) is kind else None
@@ -176,6 +167,8 @@ class Codec:
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
     forgets = False  # whether it lets go of twins, and says so with each message
+    opaque: Callable[[Any], Json]  # what a value that is no data crosses as
+    from_opaque: Callable[[Any, list[Any]], Any]
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
@@ -183,14 +176,6 @@ class Codec:
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
-
-    def opaque(self, value: Any) -> Json:
-        raise NotImplementedError
-
-    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
-        raise NotImplementedError
-
-    # Writing.
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
@@ -202,9 +187,11 @@ class Codec:
 
     def encode(self, value: Any) -> Json:
         kind = type(value)
-        if value is None or kind is bool or kind is str or (kind is int and -_SMALL < value < _SMALL):
+        if value is None or kind is bool or kind is str or (kind is int and -(2**53) < value < 2**53):
             return value
-        row = _container(value)
+        numpy: Any = sys.modules.get("numpy")
+        array = numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS
+        row = _ARRAY if array else _CONTAINERS.get(kind)
         if row is not None:
             number = self._numbers.get(id(value))
             if number is None:
@@ -219,7 +206,6 @@ class Codec:
         if kind in _VALUES and type(zone) in (type(None), datetime.timezone):
             tag, parts, _ = _VALUES[kind]
             return [tag, [self.encode(part) for part in parts(value)]]
-        numpy: Any = sys.modules.get("numpy")
         scalar = numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic)
         if scalar and value.dtype.kind in _NUMPY_KINDS:
             return ["n0", [value.dtype.str, value.tobytes().hex()]]
@@ -242,10 +228,7 @@ class Codec:
         self._twins[number] = [value, (), row]
         self._numbers[id(value)] = number
 
-    # Reading.
-
     def unpack(self, message: Json) -> Any:
-        """Decode a message, and bring the twins that it speaks of up to date."""
         try:
             payload, changes, forgotten = message
             for number in forgotten:
@@ -253,10 +236,7 @@ class Codec:
             value = self.decode(payload)
             for change in changes:
                 self.decode(change)
-        except (
-            *(TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError),
-            *(RecursionError, AssertionError),
-        ) as error:
+        except _NO_VALUE as error:
             raise ViolationError("a message holds no value") from error
         return value
 
@@ -272,42 +252,34 @@ class Codec:
             return self._read_container(tag, *parts)
         if tag == "n0":
             return _new_array([parts[0][0], [1], bytes.fromhex(parts[0][1])])[0]
-        if tag == "x":
-            return self._read_exception(*parts)
+        if tag == "x":  # of the standard library, if it is loaded: nothing is imported because a message says so
+            module, name, arguments = parts
+            kind = find_by_name(text_of(module), text_of(name))
+            known = isinstance(kind, type) and exception_class(kind) and module.partition(".")[0] not in _RUNNERS
+            return made_exception(kind if known else Exception, [self.decode(argument) for argument in arguments])
         return self.from_opaque(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
         row = _READ_CONTAINER[tag]
-        value = self._known(number, row[2](encoded), row)
-        _fill(value, [self.decode(part) for part in encoded])
-        self._twins[number][1] = row[1](value)
-        return value
-
-    def _known(self, number: Any, new: Any, row: _Container) -> Any:
-        """The container of this number that is to be filled: the one that is there, or the new one."""
-        if type(number) is not int:
+        value = row[2](encoded)
+        if type(number) is not int or number < 0:
             raise ViolationError("no number")
-        twin = self._twins.get(number)
         own = number % 2 == self._parity
-        if twin is None:
-            if number < 0 or own:
+        if number not in self._twins:
+            if own:
                 raise ViolationError("a number of this side")
-        elif type(twin[0]) is not type(new):
+            self._keep(number, value, row)
+        elif type(self._twins[number][0]) is not type(value):
             raise ViolationError("a container of another type")
         else:
             self.changed = self.changed or own
-            if not (own and self.own_copies):
-                return twin[0]
-            self._forget(number)
-        self._keep(number, new, row)
-        return new
-
-    def _read_exception(self, module: Any, name: Any, arguments: Any) -> Any:
-        """An exception of the standard library, if it is loaded: nothing is imported because a message says so."""
-        kind = find_by_name(text_of(module), text_of(name))
-        if not isinstance(kind, type) or exception_class(kind) is None or module.partition(".")[0] in _NO_EXCEPTIONS_OF:
-            kind = Exception
-        return made_exception(kind, [self.decode(argument) for argument in arguments])
+            if own and self.own_copies:
+                self._forget(number)
+                self._keep(number, value, row)
+            value = self._twins[number][0]
+        _fill(value, [self.decode(part) for part in encoded])
+        self._twins[number][1] = row[1](value)
+        return value
 
     def _forget(self, number: int) -> None:
         del self._numbers[id(self._twins.pop(number)[0])]
@@ -322,7 +294,6 @@ class Codec:
 
 
 def _references(twins: dict[int, list[Any]]) -> list[tuple[int, int]]:
-    """How often each twin is referred to, by whatever this needs to look at it as well."""
     return [(number, sys.getrefcount(twin[0])) for number, twin in twins.items()]
 
 
@@ -351,15 +322,13 @@ class Conversation(Codec):
     """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
     fatal: tuple[type[BaseException], ...] = (ClosedError,)  # what ends the conversation instead of being an answer
+    perform: Callable[..., Any]  # does what the other side asks for
 
     def __init__(self, first: int, incoming: int, outgoing: int) -> None:
         super().__init__(first)
         self._incoming, self._outgoing = Connection(incoming, writable=False), Connection(outgoing, readable=False)
         self._lock = threading.RLock()
         self.received = 0
-
-    def perform(self, what: Any, *arguments: Any) -> Any:
-        raise NotImplementedError
 
     def news(self) -> Any:
         """What goes with each message, or None."""
@@ -384,7 +353,6 @@ class Conversation(Codec):
                 raise value
 
     def answer(self, packed: Json, news: Json) -> None:
-        """Do what a message asks for, and send the result or what was raised."""
         try:
             question = self.unpack(packed)
             self.take_note(None if news is None else self.unpack(news))

@@ -1,22 +1,91 @@
 r"""The final number of a completion, however models write it: the last explicit answer, else the last number.
 
 Text up to the last `</think>` is dropped if a number follows it, and so is what runs on after the answer. A number that
-is only a part of an expression (`operands`), or one of several, is not the answer, and one that the text denies is
-passed over. Dates, times, ordinals and labels are read only where there is nothing else. In prose a range means its
-end. Every function here is linear in the text and raises on no text.
+is only a part of an expression, or one of several, is not the answer, and one that the text denies is passed over.
+Dates, times, ordinals and labels are read only where there is nothing else. In prose a range means its end. Every
+function here is linear in the text and raises on no text.
 """
 
 import re
+import unicodedata
 from collections import deque
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-from .numerals import Number, fold, number_at, numbers_from_end, words_at
-from .operands import is_denied, is_one_of_several, is_operand
+# One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
+MAX_DIGITS = 600  # longest number that is evaluated, in significant digits; also the bound on powers of ten
 
-_ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
+_FOLDED = {
+    **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width ASCII
+    **dict.fromkeys((0x2212, 0xFE63, 0x2010, 0x2011), "-"),
+    **dict.fromkeys((0x2007, 0x2008, 0x2009, 0x200A, 0x202F, 0x205F), "\u00a0"),  # spaces that group digits
+    **dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0x00AD), ""),  # characters without width
+    **dict.fromkeys((0x2044, 0x2215), "/"),
+    0x066B: ".",
+    0x066C: ",",
+    0x2015: "—",
+    0x3000: " ",
+    0x3002: ".",
+    0x3001: ",",
+    0xFFE1: "£",
+    0xFFE5: "¥",
+}
+
+_VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "k": 1000}
+
+_CURRENCY = r"(?:\\?\$|[£€¥₹₩₱¢]|(?<![A-Za-z])(?:USD|EUR|GBP|INR|CAD|AUD|(?:US|CA|NT|HK|[ACS])\\?\$|R[sM]\.?))\s?"
+# A minus is a sign unless it stands after an operand. With a space after it, it must stand after `=`, `:`, `#`, `{`.
+_SIGN = (
+    r"(?:(?<=[=:#{][ ])-\s|(?<=[=:#{])-\s|(?<![A-Za-z])[Nn]egative\s|(?:(?<=is[ ])|(?<=[=:#{(]))[Mm]inus\s"
+    r"|(?<![A-Za-z0-9)\]%\-–—])(?<![0-9)\]%][ \u00a0])[-–—+])"
+)
+_GROUP = r"(?:,|\{,\}|\\[,!;: ]|,\\!|[\u00a0~'’_])[0-9]{3}(?![0-9])"
+_PLAIN = (
+    r"(?:[0-9]{1,2}(?:,[0-9]{2}(?![0-9])){1,5}+,[0-9]{3}(?![0-9])"  # 1,00,000
+    rf"|[0-9]++(?:{_GROUP})*+"
+    r"|(?<![.])(?=\.[0-9]))"
+    r"(?:\.[0-9]++)?"
+)
+_NUMBER = re.compile(
+    rf"""
+    (?<![A-Za-z0-9]) (?<!\^) (?<!\^\{{) (?<![A-Za-z0-9)\]}}]_) (?<!_\{{)
+    (?P<sign>{_SIGN})?+ (?P<currency>{_CURRENCY})?+ (?P<inner_sign>(?<=[$£€¥₹₩₱¢])[-–])?+
+    (?:
+      (?P<date>[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}} | [0-9]{{1,2}}/[0-9]{{1,2}}/[0-9]{{2,4}})(?![0-9/])
+    | (?P<hours>[0-9]{{1,2}}):(?P<minutes>[0-5][0-9])(?![0-9:])
+    | (?:(?P<frac_whole>[0-9]{{1,9}})\s?)?\\[dtc]?frac\s?
+      (?:\{{\s?(?P<frac_top>-?{_PLAIN})\s?\}}|(?P<frac_top_digit>[0-9]))\s?
+      (?:\{{\s?(?P<frac_bottom>{_PLAIN})\s?\}}|(?P<frac_bottom_digit>[0-9]))
+    | (?P<vulgar_whole>[0-9]{{1,9}})?[ \u00a0]?(?P<vulgar>[{_VULGAR}])
+    | (?P<mixed_whole>[0-9]{{1,9}})(?:[ \u00a0]|-|[ ]and[ ])(?P<mixed_top>[0-9]{{1,3}})/(?P<mixed_bottom>[0-9]{{1,3}})
+      (?![0-9/]|\.[0-9])
+    | (?P<comma_decimal>(?<![0-9],)[0-9]++,[0-9]{{1,2}})(?![0-9]|,[0-9])
+    | (?P<spaced> (?<=[$£€¥₹])[1-9][0-9]{{0,2}}(?:[ ][0-9]{{3}}){{1,5}}+
+                | [1-9][0-9]{{0,2}}(?:[ ][0-9]{{3}}){{0,3}}?(?:[ ]000){{1,5}}+)(?![0-9]|[ ][0-9]{{3}}(?![0-9]))
+    | (?P<plain>{_PLAIN})
+      (?: /(?P<bottom>{_PLAIN})(?![0-9/])
+        | [eE](?P<exponent>[+-]?[0-9]++)(?![A-Za-z])
+        | \s?(?:\\times|\\cdot|[x×*·⋅])\s?10\s?(?:\^\s?\{{?\s?|\*\*)(?P<ten_power>[+-]?[0-9]++)\s?\}}?
+        | (?:\^|\*\*(?=[0-9]))\{{?(?P<power>[0-9]++)\}}?
+      )?
+    )
+    (?: (?P<ordinal>(?:st|nd|rd|th)(?![A-Za-z]))
+      | (?:[ \u00a0-]|\\text\{{\s?)(?P<scale>hundred|thousand|million|billion|trillion)(?![A-Za-z])
+      | (?P<kilo>[kK])(?![A-Za-z0-9])
+      | [ ]dollars?,?[ ](?:and[ ])?(?P<cents>[0-9]{{1,2}})[ ]cents?(?![A-Za-z])
+      | (?P<half>[ ]and[ ]a[ ]half(?![A-Za-z]))
+    )?
+    """,
+    re.VERBOSE,
+)
+_LABEL_AFTER = re.compile(r"[.)][*_]{0,3}[ \t]+[^\s\d]")
+_LABEL_BEFORE = re.compile(r"(?:\n|^)[ \t>*_#]*$")
+_LABELLED = "step|part|question|problem|case|option|example|equation|figure|table|phase|method|note"
+_CAPTION = re.compile(rf"(?:{_LABELLED})\s?#?$", re.IGNORECASE)
+
+# Where it stands, and whether it is the answer.
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
 
 _BRACE = re.compile(r"[{}]")
@@ -48,9 +117,7 @@ _ANSWER_LINK = re.compile(
     re.VERBOSE,
 )
 _HEADING_TAIL = re.compile(r"[*_:} \t]{0,8}(?:\n|$)")
-_HEADING_START = re.compile(
-    r"(?:\n|^)[ \t>*_#\-]*(?:\\text(?:bf)?\{)?(?:(?:[Tt]he|[Mm]y)\s)?(?:(?:[Ff]inal|FINAL)\s)?$"
-)
+_HEADING_START = re.compile(r"(?:\n|^)[ \t>*_#\-]*(?:\\text(?:bf)?\{)?(?:[Tt]he\s|[Mm]y\s)?(?:(?:[Ff]inal|FINAL)\s)?$")
 _FINAL = re.compile(r"final\s$", re.IGNORECASE)
 # Answers that the story is about: "each correct answer is 5 points", "the answer to the second question is 7".
 _SEVERAL = r"\b(?:each|every|per|an?|any|one|no|wrong|incorrect|first|second|third|fourth|fifth)\s"
@@ -86,6 +153,147 @@ _OPERATOR = re.compile(
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|$")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*|\\(?:text|math)bf\{([^{}\n]{1,80})\}")
 
+# Whether a number stands for itself, or is a part of an expression with another value, by the text right beside it.
+_BESIDE = 120
+_TEXT = "text textbf textit textrm textsf texttt textnormal textup textsuperscript mbox hbox"
+_RELATIONS = """
+approx sim simeq equiv cong le leq leqslant ge geq geqslant lt gt implies iff therefore because Rightarrow rightarrow
+Longrightarrow longrightarrow to
+"""
+_FONTS_LAYOUT_UNITS = """
+mathbf mathrm mathit mathsf mathtt mathnormal bf rm it boldsymbol bm operatorname unit si boxed fbox left right big Big
+bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle large Large huge normalsize color textcolor underline ensuremath
+quad qquad hspace hfill space newline par item hline begin end tag label qed square Box blacksquare checkmark ldots dots
+circ degree celsius euro pounds pound cent textdollar textcent texteuro percent
+"""
+_TEXT_COMMANDS = set(_TEXT.split())
+_NEUTRAL = set(f"{_TEXT} {_RELATIONS} {_FONTS_LAYOUT_UNITS}".split())
+
+_COMMAND_OF_GROUP = re.compile(
+    r"(?:\\(?P<name>[A-Za-z]+)|(?P<script>[\^_]))\s*(?:\[[^\[\]{}]*\]|\{(?:[^{}]|\{[^{}]*\})*\})*\s*$"
+)
+_DRESS = re.compile(
+    r"\\(?:text)?color\s?\{\w*\}|\\[,;:!>()\[\] ]|\\?\$|~|&"
+    rf"|\\(?:{'|'.join(sorted(_NEUTRAL - set(_RELATIONS.split()), key=len, reverse=True))})(?![A-Za-z])\*?"
+)
+_PLAIN_GROUP = re.compile(r"(?<![\w\\^}\]])\{([^{}]*)\}")  # not an argument of a command or a script
+_OPEN_BRACE = re.compile(r"(?<![\w\\^}\]])\{")
+_SPACES = re.compile(r"[^\S\n]+")
+_SIGN_OF_GROUP = re.compile(r"(?<![\w)\]}\-–—])[-–—](?:[({\[$*}]|\\\$|\\left|\\text\w*\s?\{)+$")
+_EMPHASIS = re.compile(r"(?<![0-9A-Za-z*])(\*{1,3})(?=[^\s*])([^*\n]+)(?<=\S)\1")
+_OPENING = re.compile(r"(?:[\s({\[|\"'“‘`_]|(?<![\w)\]}*])(?<![\w)\]}] )\*{1,3}|(?<=[A-Za-z:] )\*{1,3}$)*$")
+_COMMAND_LAST = re.compile(r"\\([A-Za-z]+)\s*(?:[_^](?:\w|\{[^{}]*\}))?$")
+_LABEL = re.compile(r"(?<![\w)\]])\([A-Za-z0-9]\)$")
+_CALL = re.compile(r"(?:(?<![A-Za-z])(?:[a-z]|sqrt|cbrt|log|ln|exp|sin|cos|tan|fact(?:orial)?|pow)|[0-9)}])\($")
+
+_NUMERAL = r"(?:[0-9.]+/[0-9.]+|[0-9][0-9,]*(?:\.[0-9]+)?)"
+_PARTS = r"(?:hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?)"
+_DIFFERENCE = re.compile(rf"(?P<chain>[-–+*/×]\s?)?[£€¥]?(?P<left>{_NUMERAL})[)\]}}%]*\s?[-–—]\s?$")
+_BEFORE = re.compile(
+    rf"""(?:
+      [+×÷⋅∙∗√∛±^] | (?<=\S)\s*· | (?:[0-9)\]}}%]|\s|\b[a-z])\s?/ | [0-9)\]}}²³]\s*\*{{1,2}} | \w\s+\* | \w\*
+    | [0-9)\]}}]\s?[xX] | \s[xX](?=\s) | (?<![\w'’])[xyzn]\s?[-–]
+    | \b(?:twice|doubled?|tripled?|half|plus|minus|modulo|mod|log|ln|sqrt|(?:multiplied|divided)\sby|percent\sof
+        |(?:power|root|square|cube|factorial|reciprocal|inverse|logarithm|negative|opposite)\sof|{_PARTS}\sof)
+    | (?:{_NUMERAL}|\))\s(?:times|over) | (?:%|[0-9]/[0-9]+|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|[0-9]\}})\s?of
+    | \b(?:sum|product|difference|quotient|average|mean|ratio)\s(?:of|between)
+      \s(?:{_NUMERAL}(?:,|,?\sand|\sto)\s?){{1,9}}
+    )\s*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_BEFORE_IN_MATH = re.compile(r"(?:[*/}]|[\w)\]}%]\s*[-–]|(?<![A-Za-z])[A-Za-z])\s*$")
+
+_CLOSING = re.compile(r"\A(?:[)\]}|]|\\right(?![a-z])|\$(?!\\?[0-9])|\\[)\]])+")
+_DEGREE = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)(?![a-z])\s*\}?")
+_ORDINAL = r"\{?\s*(?:st|nd|rd|th)(?![A-Za-z])"
+_AFTER = re.compile(
+    rf"""
+      \s*\^(?!\s*\{{?\s*(?:[°*'o}}]|\\prime)|\s*$|\s*{_ORDINAL}) | \s*\*\*?\s?(?:[0-9(√π\\]|[xyznab](?![A-Za-z*]))
+    | [⁰¹²³⁴-⁹⁻ⁿ] | _[{{0-9] | :[0-9] | \.\\(?:over|dot|bar)
+    | !(?=\s*[)}}\]]*\s*(?:[\^_/+×÷·=]|\*\s?[0-9]|\\(?:cdot|times|div|approx)))
+    | \((?:\s?[-+]?[0-9]|[xyznabk](?![A-Za-z]))
+    | (?:x(?!\s(?:as|more|less|fewer|the|[a-z]{{2,10}}er)\b)|[zni])(?![\w'’])
+    | \s*/\s?(?:[(√π\\]|[xyzn](?![A-Za-z]))
+    | \s*\+\s?(?:[A-Za-z](?![A-Za-z])|[(√π\\]) | \s*[-–]\s?(?:[(√π\\]|[xyzn](?![A-Za-z]))
+    | \s*[√∛π∞×÷⋅·∗∙±αβγδεζηθκλνξρστφχψω]
+    | [\s*"”-]*(?:
+        (?:squared|cubed)\b(?!\s(?:[mck]?m|in|ft|feet|foot|inch|inches|yards?|yd|miles?|units?|\w{{0,5}}met(?:er|re)s?)\b)
+      | factorial\b | (?:raised\s)?to\sthe\s(?:power|second|third|fourth|fifth|n?-?th\b|-?[0-9])
+      | (?:choose|mod(?:ulo)?|over|times|plus|minus|(?:multiplied|divided)\sby|(?:more|less|fewer|greater)\sthan
+          |(?:\\?%|percent)\s?of)\s[£€]?[({{]*[0-9]
+      | (?:times|(?:multiplied|divided)\sby|plus|minus)\s
+          (?:itself|pi|[xyzn]|one|two|three|four|five|six|seven|eight|nine|ten)\b
+      | point\s(?:zero|oh|one|two|three|four|five|six|seven|eight|nine)\b
+      | and\s(?:an?|one|two|three|four|five|six|seven|eight|nine)[\s-]{_PARTS}\b | (?:ten|hundred|thousand)ths\b)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_AFTER_IN_MATH = re.compile(
+    r"!|(?:[yejabuvqrXYZ]|[xyz]{2,3})(?![A-Za-z])(?!\s[a-z])|\s*(?:[+*](?=\s*[\w(\\{])|[xyz](?!\w|\s(?:as|more)\b)|[-–](?=\s*[\w(\\]))"
+)
+_UNIT_POWER = re.compile(r"\s*(?:[A-Za-z]{2,}|[mlgshdtc](?![A-Za-z]))\s*(?:\^(?:-?[0-9]|\{-?[0-9]\}))?")
+_UNIT_FRACTION = re.compile(r"\s*\\[dt]?frac\s?(?:\s*\{[\s{]*(?:[A-Za-z]{2,}|[mlgshdtc])[\s}]*\}){2}")
+_COMMAND_NEXT = re.compile(r"\s*\\([A-Za-z]+)")
+_LETTER_GROUP = re.compile(r"\\(?:math|text)[a-z]*\s?\{\s?[ixyzeπ]\s?\}")
+
+_FILLER = r"(?:be|equals?|equal\sto|to|the|an?|actually|really|simply|in\sfact|exactly|necessarily|definitely)"
+_DENIED_BEFORE = re.compile(
+    rf"""(?: (?:\b(?:not|cannot|never)|n['’]t|≠|!=|=/=|<>|\\neq?(?![a-z])|\\not(?![a-z])\s?(?:=|\\equiv)?)
+        (?:[\s:,]*\b{_FILLER}\b)*[\s:,]*
+      | (?<!\bno\s)(?<!\bnot\s)(?<!n't\s)\b(?:more|less|fewer|other|rather|[a-z]{{2,12}}er)\sthan\s+
+      | \b(?:instead\sof|unlike|(?:any|every)thing\s(?:but|except))\s+ )$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"""[\s)\]}$*%]*(?:[A-Za-z]{1,15}\s){0,2}?(?:is|was|are|were|can|could)\s?
+    (?: (?:not|n['’]t|never)\s(?:be\s)?(?:(?:the|my|our|an?)\s)?(?:(?:right|correct|final|actual|true)\s)?
+        (?:answer|solution|result|total|correct|right)\b
+      | (?:wrong|incorrect|false)\b )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+_OPEN = r"(?:\\(?:boxed|text\w*|math\w*)\s?\{|[\s({\[*$£€¥]|\\\$|\\\(|[a-z]\s?=\s?)*[-–]?[$£€]?"
+_WRITTEN = rf"{_OPEN}\.?[0-9]"
+_MEASURE = (
+    r"(?:\\(?:text|mathrm)\s?\{\s?)?(?:years?|months?|weeks?|days?|h|hours?|hrs?|minutes?|mins?|seconds?|secs?|f(?:ee|oo)?t"
+    r"|inch(?:es)?|in|yards?|miles?|kilometers?|km|meters?|cm|m|pounds?|lbs?|ounces?|oz|kilograms?|kg|grams?|g|gallons?"
+    r"|quarts?|pints?|cups?)(?![A-Za-z])\s?\}?"
+)
+_NOUN = r"(?!(?:or|and|to|vs|versus)\b)[A-Za-z]{1,20}+"
+_COUNTED = rf"(?:\s{{0,2}}(?:\\(?:text|mathrm)\s?\{{[^{{}}\n]{{0,40}}\}}|\\?[%$°)\]}}]|\*\*|{_NOUN})){{0,4}}?"
+_EITHER = r"(?<![A-Za-z])(?:or|vs\.?|versus)\s(?:maybe\s|perhaps\s|possibly\s)?"
+_ALTERNATIVE_AFTER = re.compile(rf"{_COUNTED}(?:,?\s*\(?\[?{_EITHER}|\s?:\s?(?=[0-9])){_WRITTEN}", re.IGNORECASE)
+_ALTERNATIVE_BEFORE = re.compile(
+    rf"(?:[0-9]{_COUNTED}(?:,?\s*\(?\[?{_EITHER}|:|\s:\s)|[A-Za-z0-9)]\s[<>]\s|\b(?:between|ratio)\s[^\n]{{1,40}}\s(?:and|to)\s){_OPEN}$",
+    re.IGNORECASE,
+)
+_MORE_AFTER = re.compile(
+    rf"""
+      {_COUNTED}\s*(?:[;&–—±]|-|,?\sand\s|\sthrough\s|\+/-){_WRITTEN}
+    | {_COUNTED}\s(?:to|-|–)\s{_WRITTEN}[0-9,.]*[\s.)\]}}$%*]*(?:$|</)
+    | {_COUNTED},\s?{_WRITTEN}[0-9.]*{_COUNTED}\s*(?:,|[.)\]}}$*]*\s*(?:$|</)|\s(?:and|or)\s)
+    | \s?{_MEASURE}\s?(?:,|,?\sand\s)?\s?{_WRITTEN}[0-9.]*\s?{_MEASURE}
+    | {_COUNTED}\s(?:or|and)\s(?:more|less|fewer|greater|higher|lower|above|below|up|over|under)\b
+    | \s?[0-9] | \.[0-9] | \+(?!\s*[0-9A-Za-z$\\(]) | \s*(?:\\[lg]t(?![a-z])|(?<=\s)[<>]\s[A-Za-z0-9])""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_MORE_BEFORE = re.compile(
+    rf"(?:(?:\A[ \t]*|[^\s<>=-][ \t]*)[<>](?!=)|\\[lg]t(?![a-z])|[0-9]\s?[-–—]|\bfrom\s[^\n]{{1,40}}\sto)\s*{_OPEN}$",
+    re.IGNORECASE,
+)
+
+
+class Number(NamedTuple):
+    """One number as written in a text, from `start` (sign and currency included) to `end`."""
+
+    start: int
+    end: int
+    value: Fraction | None  # None if it is no plain quantity (a date, 12:30, a division by zero) or has too many digits
+    face: Fraction | None  # the value without the word after it: 60 for "60 million"
+    aside: bool  # it counts something other than a result: an ordinal, a date, a time, the label of a list item or step
+    operand: bool = False  # it is only a part of an expression, which is worth something else; it has no value then
+
 
 def extract_final_answer(text: str) -> Fraction | None:
     """Return the exact final number of `text`, or None if none can be read (see the module)."""
@@ -100,15 +308,14 @@ def final_number(text: str) -> Number | None:
     last = _last_number(text, 0, len(text), denied)
     if found := _explicit(text, last, denied):
         return found
-    return _operand(last) if last and is_one_of_several(text, last, 0, explicit=False) else last
+    return _operand(last) if last and _is_one_of_several(text, last, 0, explicit=False) else last
 
 
 def parse_reference(reference: Any) -> Fraction | None:
     """Return the value of a reference answer, or None where it has none.
 
-    A string is either GSM8K's solution, whose answer stands after the last `####`, or a plain number, with a currency
-    or a unit if need be ("$18", "1,000", "1/2", "18 dollars"). Prose that holds several numbers is not a reference.
-    Of other types, finite real numbers are (a float means what it prints: 0.1 is 1/10); True and False are not.
+    A string is GSM8K's solution, whose answer stands after the last `####`, or a plain number, with a currency or a
+    unit if need be ("$18", "1/2", "18 dollars"). A float means what it prints: 0.1 is 1/10.
     """
     if isinstance(reference, bool):
         return None
@@ -128,7 +335,7 @@ def read_reference(reference: str) -> tuple[Number | None, str]:
     number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
         return None, text.strip()
-    if is_one_of_several(text, number, 0):
+    if _is_one_of_several(text, number, 0):
         return None, text.strip()
     return number, f"{text[: number.start]} {text[number.end :]}".strip(" $€£¥.*")
 
@@ -152,7 +359,7 @@ def _answer_part(text: str) -> str:
 
 def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ()) -> Number | None:
     """Return the number of the last explicit answer that is not `denied`. `last` is the last number of `text`."""
-    for marker in reversed(deque(_MARKER.finditer(text), maxlen=_ATTEMPTS)):
+    for marker in reversed(deque(_MARKER.finditer(text), maxlen=64)):  # more without an answer is noise
         literal = marker[0].lower()
         if literal[0] == "\\":
             found = _block(text, marker.end(), _closing_brace(text, marker.end()), is_box=True)
@@ -162,11 +369,14 @@ def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ())
             close = text.find("</", marker.end())
             found = _block(text, marker.end(), close if close >= 0 else len(text))
         elif literal[0] == "a" and not literal.startswith("answer"):
-            found = _after_letter(text, marker, last)
+            # `A: 18` at the start of a line, unless a `B:` makes it one of several choices.
+            begins = _LINE_START.search(text, max(0, marker.start() - 20), marker.start())
+            is_choice = _OTHER_CHOICE.search(text, marker.end(), marker.end() + _WINDOW)
+            found = _header(text, marker.end(), last) if begins and not is_choice else None
         else:
             found = _after_word(text, marker, last)
         if found and found.value not in denied:
-            return _operand(found) if is_one_of_several(text, found, marker.end()) else found
+            return _operand(found) if _is_one_of_several(text, found, marker.end()) else found
     return None
 
 
@@ -192,16 +402,6 @@ def _closing_brace(text: str, start: int) -> int:
             return brace.start()
     line_end = text.find("\n", start, start + _WINDOW)
     return line_end if line_end >= 0 else min(len(text), start + _WINDOW)
-
-
-def _after_letter(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
-    """`A: 18` at the start of a line, unless a `B:` makes it one of several choices."""
-    start = marker.start()
-    if not _LINE_START.search(text, max(0, start - 20), start) or _OTHER_CHOICE.search(
-        text, marker.end(), marker.end() + _WINDOW
-    ):
-        return None
-    return _header(text, marker.end(), last)
 
 
 def _after_word(text: str, marker: re.Match[str], last: Number | None) -> Number | None:
@@ -252,22 +452,20 @@ def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = Fal
             return power and Number(position, power.end(), None, None, aside=False, operand=True)
         stop = _sentence_end(text, words.end, end)
         vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
-        return None if vague else _alone(text, words, start, end, is_box)
+        if vague:
+            return None
+        return _operand(words) if _is_operand(text, words, start, end, in_box=is_box) else words
     is_label = number.aside and number.value is not None and text[number.end : number.end + 1] in (".", ")")
     if number.start >= end or is_label:
         return None
     opens_equation = _OPERATOR.match(text, number.end, min(end, number.end + 200))
-    if not opens_equation and not is_operand(text, number, start, end, in_box=is_box):
+    if not opens_equation and not _is_operand(text, number, start, end, in_box=is_box):
         return number
     return _result(text, number, start, end, is_box) or _operand(number)
 
 
-def _alone(text: str, number: Number, start: int, end: int, is_box: bool = False) -> Number:
-    return _operand(number) if is_operand(text, number, start, end, in_box=is_box) else number
-
-
 def _operand(number: Number) -> Number:
-    return replace(number, value=None, face=None, operand=True)
+    return number._replace(value=None, face=None, operand=True)
 
 
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
@@ -278,11 +476,11 @@ def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Numb
         right = number_at(text, ornaments.end() if ornaments else sign.end())
         if not right or right.start >= stop or _OPERATOR.match(text, right.end, min(stop, right.end + 200)):
             continue
-        if not is_operand(text, right, sign.end(), stop, in_box=is_box):
+        if not _is_operand(text, right, sign.end(), stop, in_box=is_box):
             return right
     if not equals or _OPERATOR.match(text, left.end, equals[0].start() + 1):
         return None
-    return None if is_operand(text, left, start, equals[0].start(), in_box=is_box) else left
+    return None if _is_operand(text, left, start, equals[0].start(), in_box=is_box) else left
 
 
 def _sentence_end(text: str, start: int, end: int) -> int:
@@ -291,38 +489,33 @@ def _sentence_end(text: str, start: int, end: int) -> int:
     return match.start() if match else stop
 
 
-def _last_number(
-    text: str, start: int, end: int, denied: set[Fraction] | None = None, *, is_box: bool = False
-) -> Number | None:
-    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fill `denied`."""
+def _last_number(text: str, start: int, end: int, denied: Any = None, *, is_box: bool = False) -> Number | None:
+    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fills `denied`."""
     denied = set() if denied is None else denied
     aside = None
     for _ in range(8):
         digit = max(text.rfind(char, start, end) for char in "0123456789½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
         if digit < 0:
             break
-        window = _number_start(text, start, max(start, digit - _WINDOW))
+        # Back to the start of the number that begins the window: its tail would be another number.
+        before = text[start : max(start, digit - _WINDOW)]
+        whole = before.rstrip("0123456789")
+        if len(whole) < len(before) and whole.endswith((".", ",")):
+            whole = whole[:-1].rstrip("0123456789")
+        window = start + len(whole)
         for number in numbers_from_end(text, window, min(end, digit + 60)):
             if number.aside:
-                aside = aside or (None if is_denied(text, number, start, end) else number)
-            elif not is_denied(text, number, start, end):
+                aside = aside or (None if _is_denied(text, number, start, end) else number)
+            elif not _is_denied(text, number, start, end):
                 if number.value not in denied:
-                    return _bold_on_line_of(text, number, start, end) or _alone(text, number, start, end, is_box)
-            elif number.value is not None and (
-                _STATED_BEFORE.search(text[max(0, number.start - 80) : number.start])
-                or _STATED_AFTER.match(text[number.end : number.end + 80])
-            ):
-                denied.add(number.value)
+                    is_part = _is_operand(text, number, start, end, in_box=is_box)
+                    return _bold_on_line_of(text, number, start, end) or (_operand(number) if is_part else number)
+            elif number.value is not None:
+                before, after = text[max(0, number.start - 80) : number.start], text[number.end : number.end + 80]
+                if _STATED_BEFORE.search(before) or _STATED_AFTER.match(after):
+                    denied.add(number.value)
         end = window
     return aside
-
-
-def _number_start(text: str, start: int, position: int) -> int:
-    """Step back to the start of the number that contains `position`, since its tail would be another number."""
-    whole = text[start:position].rstrip("0123456789")
-    if len(whole) < position - start and whole.endswith((".", ",")):
-        whole = whole[:-1].rstrip("0123456789")
-    return start + len(whole)
 
 
 def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
@@ -335,6 +528,229 @@ def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number 
         found = _direct(text, match.start(inside), match.end(inside))
         if not found or found.aside or found.operand or found.end <= equals:
             continue
-        if not is_operand(text, found, start, end) and not is_denied(text, found, start, end):
+        if not _is_operand(text, found, start, end) and not _is_denied(text, found, start, end):
             bold = found
     return bold
+
+
+def _is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool = False) -> bool:
+    """Whether `number` is only a part of an expression: "18!" in a box is a factorial, in prose an exclamation."""
+    before = text[max(start, number.start - _BESIDE) : number.start]
+    after = text[number.end : min(end, number.end + _BESIDE)]
+    commands = list(_commands_around(before))
+    if any(command and command not in _NEUTRAL for command in commands):
+        return True
+    in_math = in_box and not any(command in _TEXT_COMMANDS for command in commands)
+    # `$18!$` and `\(18!\)` are mathematics wherever they stand.
+    in_math_here = in_math or bool(re.match(r"[^\s$]{1,20}(?:\$(?!\\?[0-9])|\\[)\]])", after))
+    return _left_operand(after, in_math_here) or _right_operand(before, text[number.start : number.end], in_math)
+
+
+def _is_denied(text: str, number: Number, start: int, end: int) -> bool:
+    before = _last_line(text[max(start, number.start - _BESIDE) : number.start])
+    before = _OPENING.sub("", before) + " "
+    return bool(_DENIED_BEFORE.search(before) or _DENIED_AFTER.match(text, number.end, min(end, number.end + _BESIDE)))
+
+
+def _is_one_of_several(text: str, number: Number, start: int, *, explicit: bool = True) -> bool:
+    """Whether `text` from `start` on says more than `number` with it; without `explicit` alternatives alone count."""
+    before = "".join(text[max(start, number.start - _BESIDE) : number.start].rpartition("\n")[1:])
+    after = text[number.end : number.end + _BESIDE].partition("\n")[0]
+    if _ALTERNATIVE_AFTER.match(after) or _ALTERNATIVE_BEFORE.search(before):
+        return True
+    return explicit and bool(_MORE_AFTER.match(after) or _MORE_BEFORE.search(before))
+
+
+def _commands_around(before: str) -> Iterator[str]:
+    """Name the commands whose groups are open at the end of `before`, innermost first; "" is a brace without one."""
+    depth = 0
+    for position in range(len(before) - 1, -1, -1):
+        if before[position] not in "{}" or before[position - 1 : position] == "\\":
+            continue
+        if before[position] == "}":
+            depth += 1
+        elif depth:
+            depth -= 1
+        else:
+            command = _COMMAND_OF_GROUP.search(before, 0, position)
+            yield (command["name"] or command["script"]) if command else ""
+
+
+def _last_line(before: str) -> str:
+    """The last line without decoration: fonts, spacing, currency, markdown, `\\text{...}`."""
+    line = _DRESS.sub(" ", before.rpartition("\n")[2])
+    line = _PLAIN_GROUP.sub(r" \1 ", _PLAIN_GROUP.sub(r" \1 ", line))
+    return _SPACES.sub(" ", _EMPHASIS.sub(r"\2", _OPEN_BRACE.sub(" ", line)))
+
+
+def _right_operand(before: str, written: str, in_math: bool) -> bool:
+    line = _last_line(before)
+    if _SIGN_OF_GROUP.search(before) or (line.endswith(")") and not _LABEL.search(line)):
+        return True
+    opening = _OPENING.search(line)
+    outer = line[: opening.start()] if opening else line
+    inner = line[len(outer) :]
+    if _CALL.search(outer + inner.lstrip()[:1]) and not inner[:1].isspace():
+        return True
+    command = _COMMAND_LAST.search(outer)
+    if command and command[1] not in _NEUTRAL:
+        return command[1] not in ("ne", "neq", "not")  # a denial
+    if not outer.strip("+-–—*·•/ "):  # a bullet, or a sign
+        return in_math and bool(outer.strip())
+    difference = _DIFFERENCE.search(outer)
+    if difference:
+        if in_math or difference["chain"]:
+            return True
+        sides = (difference["left"], written)
+        whole = [re.sub(r"[^0-9.]", "", side).partition(".")[0].lstrip("0") for side in sides]
+        low, high = ((len(digits), digits) for digits in whole)
+        return "/" not in "".join(sides) and low >= high  # what ascends may be a range
+    outer += inner[:1] if inner[:1].isspace() else ""
+    return bool(_BEFORE.search(outer) or (in_math and _BEFORE_IN_MATH.search(outer)))
+
+
+def _left_operand(after: str, in_math: bool) -> bool:
+    if _LETTER_GROUP.match(after):
+        return True
+    rest = _CLOSING.sub("", _DEGREE.sub("°", after), count=1)
+    touches = rest[:1] == "\\"  # what LaTeX puts between is no more of a gap than nothing
+    rest = _SPACES.sub(" ", _PLAIN_GROUP.sub(r" \1 ", _DRESS.sub(" ", rest)))
+    rest = rest.lstrip(" ") if touches and in_math else rest
+    if _UNIT_FRACTION.match(rest):
+        return False
+    command = _COMMAND_NEXT.match(rest)
+    if command and command[1] not in _NEUTRAL:
+        return True
+    if _AFTER.match(rest) or (in_math and _AFTER_IN_MATH.match(rest)):
+        return True
+    unit = _UNIT_POWER.match(rest)
+    command = _COMMAND_NEXT.match(rest, unit.end()) if unit else None
+    return bool(command and command[1] not in _NEUTRAL)
+
+
+def fold(text: str) -> str:
+    """Rewrite digits of all scripts, full-width signs, minus signs and spaces as the one form that is read here."""
+    if text.isascii():
+        return text
+    # A table for this text's own characters: linear, unlike `unicodedata.normalize`, and no table of all Unicode.
+    table = {}
+    for char in set(text):
+        code = ord(char)
+        if code in _FOLDED:
+            table[code] = _FOLDED[code]
+        elif code > 127 and char.isdecimal():
+            table[code] = str(unicodedata.decimal(char))
+    return text.translate(table)
+
+
+def number_at(text: str, position: int) -> Number | None:
+    match = _NUMBER.match(text, position)
+    return _number(match) if match else None
+
+
+def numbers_from_end(text: str, start: int, end: int) -> Iterator[Number]:
+    return map(_number, reversed(list(_NUMBER.finditer(text, start, end))))
+
+
+def _number(match: re.Match[str]) -> Number:
+    text = match.string
+    face = _magnitude(match)
+    if face is not None and (match["inner_sign"] or (match["sign"] or "+")[0] in "-–—nNmM"):
+        face = -face
+    value = face
+    scale = match["scale"]
+    if match["kilo"] and (match["currency"] or text[match.start() - 1 : match.start()] in tuple("$£€¥₹")):
+        scale = "k"  # `$70k`; without a currency it may be anything (18k gold)
+    if face is not None and scale:
+        value = face * _SCALES[scale]
+    start, end = match.span()
+    short = match["plain"] is not None and len(match["plain"]) <= 2
+    is_label = short and _LABEL_AFTER.match(text, end) and _LABEL_BEFORE.search(text, max(0, start - 20), start)
+    is_caption = _CAPTION.search(text, max(0, start - 12), start)
+    # `7 - 1 = 6th place` is a result all the same.
+    is_ordinal = match["ordinal"] and not text[max(0, start - 2) : start].rstrip().endswith("=")
+    aside = any((is_label, is_caption, is_ordinal, match["date"], match["hours"]))
+    return Number(start, end, value, face, aside)
+
+
+def _magnitude(match: re.Match[str]) -> Fraction | None:
+    group = match.groupdict()
+    if group["date"] or group["hours"]:
+        return Fraction(int(group["hours"])) if group["minutes"] == "00" else None
+    if group["vulgar"]:
+        part = Fraction(unicodedata.numeric(group["vulgar"])).limit_denominator(10)
+        return int(group["vulgar_whole"] or 0) + part
+    if group["mixed_whole"]:
+        return _mixed(group["mixed_whole"], group["mixed_top"], group["mixed_bottom"])
+    top = group["frac_top"] or group["frac_top_digit"]
+    if top:
+        return _mixed(group["frac_whole"] or "0", top, group["frac_bottom"] or group["frac_bottom_digit"])
+    if group["comma_decimal"]:
+        return _decimal(group["comma_decimal"].replace(",", "."))
+    value = _decimal(group["spaced"] or group["plain"])
+    if value is None:
+        return None
+    if group["bottom"]:
+        return _mixed("0", group["plain"], group["bottom"])
+    if exponent := group["exponent"] or group["ten_power"]:
+        digits = exponent.lstrip("+-").lstrip("0") or "0"
+        if len(digits) > 3 or int(digits) > MAX_DIGITS:
+            return None
+        power = Fraction(10 ** int(digits))
+        return value / power if exponent.startswith("-") else value * power
+    if group["power"]:
+        small = len(group["power"]) <= 2 and len(group["plain"]) <= 6
+        return value ** int(group["power"]) if small else None
+    if group["half"]:
+        return value + Fraction(1, 2)
+    if group["cents"]:
+        return value + Fraction(int(group["cents"]), 100)
+    return value
+
+
+def _decimal(written: str) -> Fraction | None:
+    whole, _, part = written.partition(".")
+    whole = re.sub(r"[^0-9]+", "", whole).lstrip("0")
+    part = part.rstrip("0")
+    if len(whole) + len(part) > MAX_DIGITS:
+        return None
+    return Fraction(int(whole + part or "0"), 10 ** len(part))
+
+
+def _mixed(whole: str, top: str, bottom: str) -> Fraction | None:
+    base, upper, lower = _decimal(whole), _decimal(top.lstrip("-")), _decimal(bottom)
+    if base is None or upper is None or not lower:
+        return None
+    return base - upper / lower if top.startswith("-") else base + upper / lower
+
+
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve"
+_TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_AND_A_HALF = " and a half"
+_WORDS = {word: value for value, word in enumerate(f"{_ONES} {_TEENS}".split())}
+_WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
+_WORD = "(?:" + "|".join(sorted([*_WORDS, *_SCALES.keys() - {"k"}], key=len, reverse=True)) + ")(?![A-Za-z])"
+_JOINED = rf"(?:[\s-]|,\s|\sand\s){_WORD}"
+_WORDED = re.compile(rf"(?P<minus>(?:minus|negative)\s)?(?P<words>{_WORD}(?:{_JOINED}){{0,30}}+)", re.IGNORECASE)
+
+
+def words_at(text: str, position: int) -> Number | None:
+    """Read the English number word ("twenty-one", "one hundred and five") that starts at `position`, or None."""
+    match = _WORDED.match(text, position)
+    if not match:
+        return None
+    total, current = 0, 0
+    for word in re.findall(r"[a-z]+", match["words"].lower()):
+        if word in _WORDS:
+            current += _WORDS[word]
+        elif word == "hundred":
+            current = (current or 1) * 100
+        elif word in _SCALES:
+            total, current = total + (current or 1) * _SCALES[word], 0
+    value = Fraction(total + current)
+    end = match.end()
+    if text.startswith(_AND_A_HALF, end):
+        value, end = value + Fraction(1, 2), end + len(_AND_A_HALF)
+    value = -value if match["minus"] else value
+    return Number(match.start(), end, value, value, False)

@@ -1,16 +1,13 @@
 """Finding the JSON in a completion, and reading it without trusting it. Everything here is linear in the text."""
 
-from __future__ import annotations
-
 import decimal
+import itertools
 import json
 import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from .fences import fences
 
 MOST_DIGITS = 1000
 EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
@@ -19,7 +16,6 @@ EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 # What stands before an object that is a part of another value: a key, a bracket, or a neighbour's comma.
 _INSIDE = re.compile(r'(?:"\s{0,9}:|[\[{]|[}\]"0-9]\s{0,9},)\s{0,90}\Z')
-_ATTEMPTS = 1000
 
 
 class RefusedError(Exception):
@@ -31,11 +27,7 @@ class AmbiguousError(Exception):
 
 
 def find_json(text: str, extract: str) -> tuple[int, int] | None:
-    """Where a completion's JSON begins and ends; None if it has none.
-
-    "fence": inside the last closed fence marked `json`, or else the last unmarked one. "whole": the whole completion.
-    "last": the last closed object that is not part of another value and parses.
-    """
+    """Where a completion's JSON begins and ends; None if it has none."""
     if extract == "last":
         return _last_object(text)
     start, end = 0, len(text)
@@ -66,7 +58,7 @@ def _last_object(text: str) -> tuple[int, int] | None:
     decoder = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_constant)
     found = None
     done = 0
-    for brace in deque(re.finditer(r"\{", text), maxlen=_ATTEMPTS):
+    for brace in deque(re.finditer(r"\{", text), maxlen=1000):
         start = brace.start()
         if start < done or _INSIDE.search(text[max(start - 100, 0) : start]):
             continue
@@ -81,22 +73,12 @@ def _last_object(text: str) -> tuple[int, int] | None:
 
 
 def depth_of(text: str) -> int:
-    depth = deepest = 0
-    for match in _STRUCTURE.finditer(text):
-        token = match.group()
-        if token in ("[", "{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif token in ("]", "}"):
-            depth -= 1
-    return deepest
+    steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0) for match in _STRUCTURE.finditer(text))
+    return max(itertools.accumulate(steps, initial=0))
 
 
 def read_json(text: str, max_depth: int, *, unique: bool = True) -> Any:
-    """Parse JSON strictly: NaN and Infinity are none, an object has each key once, numbers fit a finite double.
-
-    Without `unique`, a key may be repeated, and the last one counts.
-    """
+    """Parse JSON strictly: no NaN or Infinity, numbers fit a finite double, and if `unique`, keys are not repeated."""
     deepest = depth_of(text)
     if deepest > max_depth:
         raise RefusedError(f"nested {deepest} deep, more than max_depth, {max_depth}")
@@ -138,22 +120,14 @@ _DECIMAL = decimal.Context(prec=MOST_DIGITS + 100, traps=[])  # nothing raises, 
 
 
 class Located(NamedTuple):
-    """A value of a JSON text and its characters.
+    """A value of a JSON text and its characters."""
 
-    Attributes:
-        kind: "object", "array", "string", "number", "boolean" or "null".
-        start: Its first character.
-        end: The character after its last.
-        value: A text, a `Decimal`, True, False or None; of objects and arrays None.
-        members: Of an object, keys and values, with repeated keys as often as they are there; of an array, numbers
-            from 0 and items.
-    """
-
-    kind: str
+    kind: str  # "object", "array", "string", "number", "boolean" or "null"
     start: int
     end: int
-    value: Any = None
-    members: tuple[tuple[str | int, Located], ...] = ()
+    value: Any = None  # a text, a `Decimal`, True or False; of null, objects and arrays None
+    # Of an object keys, as often as they are there, and values; of an array numbers from 0 and items.
+    members: tuple[tuple[str | int, "Located"], ...] = ()
 
 
 @dataclass
@@ -192,12 +166,10 @@ def read_located(text: str, start: int, end: int, max_depth: int, *, unique: boo
 
 
 def read_number(digits: str) -> decimal.Decimal:
-    """A number as it is written, in decimals, to more digits than an integer may have."""
     return _DECIMAL.create_decimal(digits)
 
 
 def read_plain_number(text: str) -> decimal.Decimal | None:
-    """The number that a text is, with commas between thousands or without; None if it is none or too long."""
     digits = text.strip()
     if len(digits) > MOST_DIGITS or not _PLAIN_NUMBER.fullmatch(digits):
         return None
@@ -210,3 +182,26 @@ def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, rela
     share = _DECIMAL.multiply(read_number(repr(relative)), _DECIMAL.abs(right))
     allowed = _DECIMAL.max(read_number(repr(absolute)), share)
     return bool(_DECIMAL.abs(_DECIMAL.subtract(said, right)) <= allowed)
+
+
+def fences(text: str) -> list[tuple[str, int, int, bool]]:
+    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed."""
+    blocks: list[tuple[str, int, int, bool]] = []
+    fence = ""
+    start = 0
+    for line in text.split("\n"):
+        stripped = line.strip()
+        end = start + len(line)
+        if fence and stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
+            blocks[-1] = (*blocks[-1][:3], True)
+            fence = ""
+        elif fence:
+            blocks[-1] = (*blocks[-1][:2], end, False)
+        elif stripped.startswith(("```", "~~~")):
+            mark = stripped.lstrip(stripped[0])
+            if "`" not in mark:  # else it is code in a line
+                fence = stripped[: len(stripped) - len(mark)]
+                inside = min(end + 1, len(text))
+                blocks.append((mark.strip().partition(" ")[0].lower(), inside, inside, False))
+        start = end + 1
+    return blocks

@@ -1,7 +1,6 @@
 """Run the rows of a forward pass as one row without padding, each prompt once: the same log-probabilities and gradient.
 
-TRL's method is called with the tokens that are scored. Hooks on the model's backbone put in the packed row, at the
-positions that tokens have in rows of their own, and attention runs block by block (`PackedMask`).
+TRL's method gets the tokens that are scored; hooks on the backbone put in the packed row and its positions.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,8 @@ from accelerate.utils import extract_model_from_parallel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...errors import UpstreamError
-from ..facts import LossSettings
 from ..upstream.images import NO_IMAGES, Images
+from ..upstream.reading import LossSettings
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +28,20 @@ Integers = npt.NDArray[np.int64]
 
 Lengths = Integers  # `(rows, 2)`: tokens of each row's prompt and of its completion, without padding
 Groups = Integers  # a number for each row, the same for rows that share a prompt
-PAIRS = 2**16
-"""Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
+PAIRS = 2**16  # of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows whose attention runs at once; their tokens see those to their left and, before them, all of `before`.
+    """Rows whose attention runs at once; their tokens see those to their left and, before them, all of `before`."""
 
-    Rows shorter than the longest repeat their last token, which none of their tokens sees.
-    """
-
-    places_N_W: torch.Tensor  # of each row's tokens in the packed row
+    places_N_W: torch.Tensor  # of each row's tokens in the packed row; shorter rows repeat the last, which none sees
     before_P: torch.Tensor | None = None  # of the prompt that all rows share
     allowed: torch.Tensor | None = None  # with a prompt, `(W, P + W)`
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        (rows, width), places = self.places_N_W.shape, self.places_N_W.flatten()
+        rows, width = self.places_N_W.shape
+        places = self.places_N_W.flatten()
 
         def own(states: torch.Tensor) -> torch.Tensor:  # (N, heads, W, size)
             return states[0].index_select(1, places).view(-1, rows, width, states.size(3)).transpose(0, 1)
@@ -105,17 +101,8 @@ class PackedMask(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: PackedMask,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> torch.Tensor:
-    """`scaled_dot_product_attention` of a packed row; `is_causal` goes without saying."""
-    options["dropout_p"] = dropout_p
+def _attention(query: Any, key: Any, value: Any, attn_mask: PackedMask, **options: Any) -> torch.Tensor:
+    """`scaled_dot_product_attention` of a packed row."""
     seen = torch.cat([block.attention(query, key, value, **options) for block in attn_mask.blocks], dim=1)
     return seen.index_select(1, attn_mask.back_L).unsqueeze(0)
 
@@ -136,9 +123,9 @@ class PackedRows:
     @classmethod
     def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, groups: Groups) -> PackedRows | None:
         """Pack the rows that have a completion; None if that is less than two tokens. The last of each need not run."""
-        start, width = ids.size(1) - keep, ids.size(1)
-        source, positions, predictors, target = (list[Integers]() for _ in range(4))
-        causal = list[Integers]()
+        width = ids.size(1)
+        start = width - keep
+        source, positions, predictors, target, causal = (list[Integers]() for _ in range(5))
         blocks = list[tuple[list[Integers], Integers | None]]()
         end = 0
         spare = PAIRS if ids.device.type == "cpu" else math.inf
@@ -169,7 +156,8 @@ class PackedRows:
         def tensor(numbers: Integers) -> torch.Tensor:
             return torch.from_numpy(numbers).to(ids.device)
 
-        flat, source_L = ids.reshape(-1), tensor(np.concatenate(source))
+        flat = ids.reshape(-1)
+        source_L = tensor(np.concatenate(source))
         targets = np.concatenate(target)
         return cls(
             ids_1_L=flat[source_L].unsqueeze(0),
@@ -190,7 +178,8 @@ class PackedRows:
 
 def _alike(rows: Sequence[Integers], before: int, spare: float) -> list[list[Integers]]:
     """Rows in blocks of like lengths: those that see `before` more tokens take at most `spare` pairs for padding."""
-    blocks, padding = list[list[Integers]](), 0
+    blocks = list[list[Integers]]()
+    padding = 0
     for row in sorted(rows, key=len, reverse=True):
         width = len(blocks[-1][0]) if blocks else 0
         padding += width * (before + width) - len(row) * (before + len(row))
@@ -237,65 +226,63 @@ def in_completions(completion_ids: torch.Tensor, image_token: int | None, images
     return bool(images) and image_token is not None and bool((completion_ids == image_token).any())
 
 
-def _positions_in_images(backbone: Any, given: Mapping[str, Any], source_L: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The positions of a packed row where a model has three for each token, by its place in an image."""
-    if "image_grid_thw" not in given or not hasattr(backbone, "get_rope_index"):
-        return {}
-    takes = inspect.signature(backbone.get_rope_index).parameters
-    positions_3_B_W = backbone.get_rope_index(**{name: given[name] for name in given if name in takes})[0]
-    return {"position_ids": positions_3_B_W.flatten(1)[:, source_L].unsqueeze(1)}
-
-
 def window_of(config: Any) -> int | None:
     """Tokens of the sliding window of a model's attention, if any of its layers has one."""
     text = config.get_text_config()
-    layers, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
-    return None if window is None or (layers is not None and "sliding_attention" not in layers) else int(window)
+    window: int | None = getattr(text, "sliding_window", None)
+    return window if "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"]) else None
 
 
 def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, overridden: bool) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
-    reason, takes = None, inspect.signature(type(backbone_of(model)).forward).parameters
-    if image_token_of(model) is not None and "token_type_ids" in takes:
-        reason = "the tokens of an image see each other in both directions (token_type_ids)"
-    if loss.auxiliary_loss:
-        reason = "the router's auxiliary loss is computed over separate rows"
-    if loss.top_entropy_quantile < 1.0:
-        reason = "top_entropy_quantile cuts at one token's entropy, so a last digit decides which tokens count"
-    if compiled:
-        reason = "the model is compiled (torch_compile)"
-    if share and reason is None and (reason := reason_against_sharing(model)) is not None:
-        logger.warning("share_prompts: prompts are not shared: %s.", reason)
-        share, reason = False, None
-    if overridden and not share:  # that class may need whole rows; who selects `share_prompts` says that it does not
-        reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
+    takes = inspect.signature(type(backbone_of(model)).forward).parameters
+    reasons = {
+        "the model is compiled (torch_compile)": compiled,
+        "top_entropy_quantile cuts at one token's entropy, so a last digit decides which tokens count": (
+            loss.top_entropy_quantile < 1.0
+        ),
+        "the router's auxiliary loss is computed over separate rows": loss.auxiliary_loss,
+        "the tokens of an image see each other in both directions (token_type_ids)": (
+            image_token_of(model) is not None and "token_type_ids" in takes
+        ),
+    }
     packing = Packing(share, window_of(model.config))
-    if reason is not None:
-        packing.say_once(reason)
-        return None
+    if share and not any(reasons.values()) and (why := reason_against_sharing(model)) is not None:
+        packing.say_once(why)
+        packing.share = False
+    # That class may need whole rows; who selects `share_prompts` says that it does not.
+    reasons["a class of yours overrides _get_per_token_logps_and_entropies"] = overridden and not packing.share
+    for reason, forbids in reasons.items():
+        if forbids:
+            packing.say_once(reason)
+            return None
     return packing
 
 
+@dataclass
 class Packing:
     """Packs the rows of TRL's forward passes; `Trials` finds out whether this is exact."""
 
-    def __init__(self, share: bool, window: int | None = None) -> None:
-        self.share, self._window = share, window
+    share: bool
+    window: int | None = None  # of the model's sliding attention
+
+    def __post_init__(self) -> None:
         self._said: set[str] = set()
 
     def say_once(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            if self.share:
-                logger.warning("share_prompts: prompts are not shared: %s.", reason)
-            else:
-                logger.info("compact_updates: rows keep their padding: %s.", reason)
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        if self.share:
+            logger.warning("share_prompts: prompts are not shared: %s.", reason)
+        else:
+            logger.info("compact_updates: rows keep their padding: %s.", reason)
 
     def fits(self, lengths: Lengths) -> bool:
         """Whether rows are short enough for the model's sliding window."""
         longest = int(lengths.sum(axis=1).max(initial=0))
-        if self._window is not None and longest > self._window:
-            self.say_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+        if self.window is not None and longest > self.window:
+            self.say_once(f"a row of {longest} tokens is longer than the sliding window of {self.window}")
             return False
         return True
 
@@ -304,14 +291,12 @@ class Packing:
     ) -> tuple[Lengths, Groups] | None:
         """Lengths of a pass's rows, and their groups; None if they are not packed."""
         start = ids.size(1) - keep
-        prompts, completions = mask[:, :start], mask[:, start:]
-        lengths_B_2 = torch.stack([prompts.sum(dim=1), completions.sum(dim=1)], dim=1)
+        lengths_B_2 = torch.stack([mask[:, :start].sum(dim=1), mask[:, start:].sum(dim=1)], dim=1)
         columns = torch.arange(ids.size(1), device=ids.device)
-        first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
-        tidy = (((columns >= first) & (columns < last)) == (mask != 0)).all() & (lengths_B_2[:, 0] > 0).all()
-        groups_B_1 = self.groups(ids[:, :start], prompts, images)
-        table_B_4 = torch.cat([lengths_B_2, groups_B_1, tidy.expand(len(ids), 1)], dim=1)
-        table = table_B_4.cpu().numpy()
+        live = (columns >= start - lengths_B_2[:, :1]) & (columns < start + lengths_B_2[:, 1:])
+        tidy = (live == (mask != 0)).all() & (lengths_B_2[:, 0] > 0).all()
+        groups_B_1 = self.groups(ids[:, :start], mask[:, :start], images)
+        table = torch.cat([lengths_B_2, groups_B_1, tidy.expand(len(ids), 1)], dim=1).cpu().numpy()
         if not table[:, 3].all():
             self.say_once("a prompt is empty, or a row has padding inside")
             return None
@@ -334,31 +319,32 @@ class Packing:
         return None if found is None else PackedRows.of(ids, keep, *found)
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
-        backbone, ran = backbone_of(given["model"]), 0
+        backbone: Any = backbone_of(given["model"])
+        ran = 0
         predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
         scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
         row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
         if images := Images.of(given):
             row |= images.packed(packed.prompted, packed.source_L)
-            row |= _positions_in_images(backbone, given, packed.source_L)
+            if "image_grid_thw" in given and hasattr(backbone, "get_rope_index"):  # positions by the place in an image
+                takes = inspect.signature(backbone.get_rope_index).parameters
+                positions_3_B_W = backbone.get_rope_index(**{name: given[name] for name in given if name in takes})[0]
+                row["position_ids"] = positions_3_B_W.flatten(1)[:, packed.source_L].unsqueeze(1)
 
         def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
             return arguments, {**keywords, **row}
 
         def pick(module: Any, arguments: Any, output: Any) -> Any:
             nonlocal ran
-            output.last_hidden_state, ran = output.last_hidden_state.index_select(1, predictors), ran + 1
+            ran += 1
+            output.last_hidden_state = output.last_hidden_state.index_select(1, predictors)
             return output
 
-        hooks = [backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick)]
-        entropies, count = given.get("compute_entropy", False), len(packed.scored_K)
-        try:
-            output = method(given["model"], scored, torch.ones_like(scored), count, compute_entropy=entropies)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        asked = (scored, torch.ones_like(scored), len(packed.scored_K))
+        with backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick):
+            output = method(given["model"], *asked, compute_entropy=given.get("compute_entropy", False))
         if ran != 1:
             what = f"{type(backbone).__name__} ran {ran} times in one pass of TRL's, not once"
             raise UpstreamError(f"compact_updates: {what}. Set compact_updates: off.")
-        rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
-        return *(None if values is None else packed.back(values, rows, keep) for values in output[:2]), None
+        shape = len(given["input_ids"]), given["logits_to_keep"]
+        return *(None if values is None else packed.back(values, *shape) for values in output[:2]), None

@@ -15,18 +15,14 @@ Runs = npt.NDArray[np.bool_]  # which rows have to run
 Tokens = Iterator[npt.NDArray[np.int64]]
 """For parts of 1, 2, ... rows: the tokens of the part that starts at each place of the order, on the rank with most."""
 
-PASS_TOKENS = 64
-"""What one more forward and backward pass costs, in tokens: it reads all weights and adds to all of their gradients."""
+PASS_TOKENS = 64  # what one more pass costs, in tokens: it reads all weights and adds to all of their gradients
 
 
 @dataclass(frozen=True)
 class Plan:
     """How one block runs on one rank."""
 
-    # By micro-step this rank's rows by index in the block; -1 is a placeholder, where another rank has a row and this
-    # one has none left.
-    steps: tuple[tuple[int, ...], ...]
-    live: int  # tokens of the rows in the plan, without padding
+    steps: tuple[tuple[int, ...], ...]  # by micro-step this rank's rows in the block; -1 where it has none left
     computed: int  # tokens computed, with padding and placeholders beside rows
     dropped: int  # rows that are not in the plan
     idle: int  # micro-steps that hold nothing but placeholders
@@ -40,10 +36,9 @@ def plan_block(
     rows_per_step: int | None = None,
     groups: Sequence[Groups] | None = None,
 ) -> list[Plan]:
-    """Cut one block; the ranks' plans have the same number of rows in each micro-step.
+    """Cut one block of rows, packed if they have `groups`; the ranks' plans have as many rows in each micro-step.
 
-    `ranks` has the rows' lengths and which have to run; with `groups`, a number for each row, they are packed. A part
-    computes no more than TRL's largest micro-batch, or has no more rows. Every part has `rows_per_step` rows if given.
+    A part computes no more than TRL's largest micro-batch, or has no more rows; or it has `rows_per_step`.
     """
     if groups is None:
         orders = [_by_length(lengths, runs) for lengths, runs in ranks]
@@ -122,7 +117,8 @@ def _cheapest_cut(costs: Sequence[npt.NDArray[np.float64]], rows: int, micro_ste
     reached = np.full(rows + 1, np.inf)
     reached[0] = 0.0
     choices = np.zeros((parts, rows + 1), dtype=np.int64)
-    best, made = np.inf, parts
+    best = np.inf
+    made = parts
     for part in range(parts):
         after = np.full(rows + 1, np.inf)
         for size, of_parts in enumerate(costs, 1):
@@ -132,7 +128,8 @@ def _cheapest_cut(costs: Sequence[npt.NDArray[np.float64]], rows: int, micro_ste
             choices[part, size:][better] = size
         reached = after
         if reached[rows] <= best:
-            best, made = float(reached[rows]), part + 1
+            best = float(reached[rows])
+            made = part + 1
     sizes: list[int] = []
     left = rows
     for part in reversed(range(made)):
@@ -152,7 +149,6 @@ def _deal(
     prompts = {} if groups is None else dict(zip(groups[order].tolist(), lengths[order, 0].tolist(), strict=True))
     return Plan(
         steps=tuple(steps),
-        live=int(lengths[order].sum()),
         computed=sum(part_tokens(lengths, step, groups) for step in steps),
         dropped=len(lengths) - len(order),
         idle=sum(max(step) < 0 for step in steps),

@@ -12,8 +12,9 @@ from ..upstream import contract, images
 from .packed import Lengths, Packing
 from .plan import Plan, plan_block
 
+_OF_PLACEHOLDERS = {"advantages": 0, BatchKeys.weights: 0, "completion_mask": 0, BatchKeys.row_id: -1}
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
-"""From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
+"""From TRL's micro-batch and a part: the factor on the advantages of its rows there; None for 1."""
 
 
 def row_lengths_and_kinds(batch: dict[str, Any]) -> torch.Tensor:
@@ -43,52 +44,46 @@ def make_micro_steps(
     least: Sequence[int] = (1, 1),
 ) -> list[dict[str, Any]]:
     """The micro-steps of one block, trimmed to their rows; `least` columns of prompts and of completions stay."""
-    rows, dealt = join_batches([*map(images.by_row, micro_batches)]), len(lengths) // len(micro_batches)
-    has_images = "num_images" in rows
+    rows = join_batches([*map(images.by_row, micro_batches)])
+    dealt = len(lengths) // len(micro_batches)
     steps = []
     for part in plan.steps:
         # A placeholder is a row in which nothing counts, cut short if alone.
         chosen = [int(lengths[:, 0].argmin()) if row < 0 else row for row in part]
         made = _take(rows, chosen)
-        _make_placeholders(made, [row < 0 for row in part])
+        empty_B = torch.tensor(part, device=made["completion_mask"].device) < 0
+        for key, value in _OF_PLACEHOLDERS.items():
+            if made.get(key) is not None:
+                made[key][empty_B] = value
         live = [row for row in part if row >= 0]
-        prompted = chosen if has_images else live  # a model counts the tokens of a placeholder's images too
-        left, right = max([least[0], *lengths[prompted, 0].tolist()]), max([least[1], *lengths[live, 1].tolist()])
+        prompted = chosen if "num_images" in rows else live  # a model counts the tokens of a placeholder's images too
+        left = max([least[0], *lengths[prompted, 0].tolist()])
+        right = max([least[1], *lengths[live, 1].tolist()])
         made = images.joined(_trimmed(made, left, right))
         factors = [factor(batch, made) for batch in micro_batches]
         if None not in factors:
             advantages = made["advantages"]
-            per_row = [factors[row // dealt] for row in chosen]
-            factors_B = torch.tensor(per_row, dtype=torch.float64, device=advantages.device)
+            factors_B = advantages.new_tensor([factors[row // dealt] for row in chosen], dtype=torch.float64)
             scaled = advantages.double() * factors_B.view(-1, *[1] * (advantages.dim() - 1))
-            made["advantages"], made[BatchKeys.part_factor] = scaled.to(precision), factors_B.to(precision)
+            made["advantages"] = scaled.to(precision)
+            made[BatchKeys.part_factor] = factors_B.to(precision)
         steps.append(made)
     return steps
 
 
 def _take(rows: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
-    index, made = torch.tensor(chosen, dtype=torch.long), dict(rows)
+    made = dict(rows)
     for key, value in rows.items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:
-            made[key] = value[index.to(value.device)]
+            made[key] = value[[*chosen]]
         elif isinstance(value, list):
             made[key] = [value[row] for row in chosen]
     return made
 
 
-def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> None:
-    if not any(placeholders):
-        return
-    empty_B = torch.tensor(placeholders, device=part["completion_mask"].device)
-    for key in ("advantages", BatchKeys.weights, "completion_mask"):
-        if part.get(key) is not None:
-            part[key][empty_B] = 0
-    if part.get(BatchKeys.row_id) is not None:
-        part[BatchKeys.row_id][empty_B] = -1  # no row of the records
-
-
 def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
-    width, made = part["completion_mask"].size(1), dict(part)
+    width = part["completion_mask"].size(1)
+    made = dict(part)
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:
             continue
@@ -103,7 +98,9 @@ def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
 ) -> Any:
     """Log-probabilities without a gradient, planned like an update; `widths` are what runs of unpacked rows."""
-    ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
+    ids = given["input_ids"]
+    mask = given["attention_mask"]
+    keep = given["logits_to_keep"]
     start = ids.size(1) - keep
     seen = images.Images.of(given)
     without_images = {name: value for name, value in given.items() if name not in contract.MULTIMODAL_KEYS}

@@ -1,7 +1,4 @@
-"""Sampling with transformers, in which each prompt is read once for all its completions.
-
-Prompts but for their last token run once each, and their keys and values are copied for every completion.
-"""
+"""Sampling with transformers, where each prompt is read once; its keys and values are copied for every completion."""
 
 import contextlib
 import functools
@@ -29,7 +26,8 @@ def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
 
 def copies_exactly(model: Any) -> bool:
     """Whether a prompt's keys and values are all that a completion needs: full attention, no adapter of the prompt."""
-    backbone, text = backbone_of(model), model.config.get_text_config(decoder=True)
+    backbone = backbone_of(model)
+    text = model.config.get_text_config(decoder=True)
     takes = inspect.signature(type(backbone).forward).parameters
     return (
         {"position_ids", "past_key_values"} <= takes.keys()
@@ -58,12 +56,12 @@ def shared_prompts(model: Any) -> Iterator[None]:
 
 def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
     """`generate`'s result. Calls with images, with beams, or with no or another kind of cache are left alone."""
-    ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
-    if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
+    tensors = {name for name, value in given.items() if isinstance(value, torch.Tensor)}
+    config = given.get("generation_config")
+    if tensors != {"input_ids", "attention_mask"} or "past_key_values" in given or config is None:
         return generate(**given)
-    of_text = ("input_ids", "attention_mask")
-    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in of_text):
-        return generate(**given)
+    ids = given["input_ids"]
+    mask = given["attention_mask"]
     plain = config.use_cache is not False and config.num_beams in (None, 1) and config.max_new_tokens is not None
     if not plain or config.cache_implementation not in (None, "static"):  # another cache is the user's choice
         return generate(**given)
@@ -73,16 +71,14 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
     if len(numbers) == len(rows) or ids.size(1) < 2 or not mask[:, :-1].any(dim=1).all():
         return generate(**given)
     firsts = [which.index(number) for number in range(len(numbers))]
-    read, seen = ids[firsts, :-1], mask[firsts, :-1]  # `generate` reads the last token itself
+    seen = mask[firsts, :-1]  # `generate` reads the last token itself
     cache: Cache = DynamicCache(config=model.config)
     if config.cache_implementation == "static":
         cache = StaticCache(config=model.config, max_cache_len=ids.size(1) + config.max_new_tokens)
         config = copy(config)
         config.cache_implementation = None  # `generate` takes either a cache or its name
-    places = (seen.cumsum(dim=1) - 1).clamp(min=0)
+    read = {"input_ids": ids[firsts, :-1], "attention_mask": seen, "past_key_values": cache, "use_cache": True}
     with torch.no_grad():
-        backbone_of(model)(
-            input_ids=read, attention_mask=seen, position_ids=places, past_key_values=cache, use_cache=True
-        )
+        backbone_of(model)(position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0), **read)
     cache.reorder_cache(torch.tensor(which, device=ids.device))
     return generate(**{**given, "generation_config": config, "past_key_values": cache})

@@ -1,7 +1,6 @@
 """Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
 
-TRL's own pass of a few rows is the reference; what counts as equal is measured by one more rounding of every module's
-output. Some models change only beyond a length in their config: `Trials.covers` says when to try again.
+The reference is TRL's own pass of a few rows; what counts as equal is measured by one more rounding of all outputs.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UpstreamError, is_out_of_memory
+from ..upstream.acting import attributes
 from ..upstream.images import NO_IMAGES, Images
 from ..upstream.reading import RunFacts
 from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
@@ -28,16 +28,13 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 logger = logging.getLogger(__name__)
 
 ROWS = 6  # rows of each rank that a trial runs
-PADDED = 3
-"""Those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt."""
+PADDED = 3  # those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt
 
 SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
-GRADIENT_FLOOR = 1e-4
-"""Nor do those of a parameter's gradient, relative to it. The least of a model that sees its place is 2e-3."""
-MARGIN = 3
-"""Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
+GRADIENT_FLOOR = 1e-4  # nor do a gradient's, relative to it; the least of a model that sees its place is 2e-3
+MARGIN = 3  # tokens by which a length is surely beyond what the model makes of a number in its config
 
 LARGE = 2**24  # numbers of a buffer that no model changes in a pass; quantised weights may be buffers
 Result = TypeVar("Result")
@@ -77,10 +74,11 @@ class Rows:
         """The longest row, the shortest, that with the shortest prompt, one of the longest's, and those of others."""
         everyone = range(len(self.ids))
         scored = np.flatnonzero(self.lengths[:, 1]).tolist() or [*everyone]
-        group, total, prompt = self.groups.tolist(), self.lengths.sum(axis=1).tolist(), self.lengths[:, 0].tolist()
+        group = self.groups.tolist()
+        total = self.lengths.sum(axis=1).tolist()
         longest = max(scored, key=total.__getitem__)
         mates = [row for row in scored if group[row] == group[longest] and row != longest]
-        shortest = [min(scored, key=total.__getitem__), min(scored, key=prompt.__getitem__)]
+        shortest = [min(scored, key=total.__getitem__), min(scored, key=self.lengths[:, 0].tolist().__getitem__)]
         of_each_prompt = {group[row]: row for row in scored}.values()
         wanted = dict.fromkeys([longest, *shortest, *mates[:1], *of_each_prompt, *everyone])
         return self.at([*wanted][:ROWS])
@@ -92,7 +90,8 @@ class Rows:
     def moved(self, shift: int, fill: int) -> Rows:
         """The rows so many columns further right, where as many are cut away."""
         width = self.ids.size(1) - shift
-        ids, mask = pad(self.ids[:, :width], (shift, 0), value=fill), pad(self.mask[:, :width], (shift, 0))
+        ids = pad(self.ids[:, :width], (shift, 0), value=fill)
+        mask = pad(self.mask[:, :width], (shift, 0))
         images = self.images.with_types(lambda types: pad(types[:, :width], (shift, 0)))
         return replace(self, ids=ids, mask=mask, keep=self.keep - shift, images=images)
 
@@ -105,25 +104,31 @@ class Rows:
 
     def cut(self, before: int, after: int) -> Rows:
         """The end of each prompt, or all of it if it has images, and the beginning of each completion."""
-        start, keep = self.ids.size(1) - self.keep, min(self.keep, after)
+        start = self.ids.size(1) - self.keep
+        keep = min(self.keep, after)
         before = start if self.images else before
-        columns, lengths = slice(max(start - before, 0), start + keep), np.minimum(self.lengths, [before, keep])
-        return replace(self._between(columns), keep=keep, lengths=lengths)
+        found = self._between(slice(max(start - before, 0), start + keep))
+        return replace(found, keep=keep, lengths=np.minimum(self.lengths, [before, keep]))
 
     def _between(self, columns: slice) -> Rows:
         images = self.images.between(columns)
         return replace(self, ids=self.ids[:, columns], mask=self.mask[:, columns], images=images)
 
 
+@dataclass
 class Trials:
     """The trials of one run; all ranks make them together, with the same result."""
 
-    def __init__(self, packing: Packing | None, policy: Policy, facts: RunFacts) -> None:
-        self._packing, self._policy, self._facts = packing, policy, facts
-        backbone: Any = backbone_of(policy()[1])
-        self._backbone, self._numbers = type(backbone), numbers_in(backbone.config)
+    packing: Packing | None
+    policy: Policy
+    facts: RunFacts
+
+    def __post_init__(self) -> None:
+        backbone: Any = backbone_of(self.policy()[1])
+        self._backbone = type(backbone)
+        self._numbers = numbers_in(backbone.config)
         self._spans: list[Span] = []  # of the batches that were tried
-        self._packing_is_untried = packing is not None
+        self._packing_is_untried = self.packing is not None
         self.exact = Exact(left=True, right=True, packed=False)  # by all trials until now
 
     def takes(self, model: Any) -> bool:
@@ -132,31 +137,35 @@ class Trials:
         return isinstance(backbone, self._backbone) and numbers_in(backbone.config) == self._numbers
 
     def covers(self, span: Span) -> bool:
+        """Whether a batch need not be tried: some models change only beyond a length in their config."""
         if self.exact == NOTHING:
             return True
         shortest, width = span
+
+        def shown(number: int) -> bool:  # rows of a batch that was tried lay as far on both sides
+            least = max(shortest, number - MARGIN)
+            most = min(width, number + MARGIN)
+            return any(low <= least and high >= most for low, high in self._spans)
+
         near = [number for number in self._numbers if shortest - MARGIN < number < width + MARGIN]
-        return bool(self._spans) and all(any(_shows(tried, span, number) for tried in self._spans) for number in near)
+        return bool(self._spans) and all(map(shown, near))
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
         """What is exact for this rank's `rows`, the `spans` of all ranks, and where packing `fits` all."""
         tries_packing = fits and self._packing_is_untried
         if all(map(self.covers, spans)) and not tries_packing:
             return self.exact
-        method, model = self._policy()
+        method, model = self.policy()
         if any(hasattr(module, "neftune_noise_alpha") for module in model.modules()):
-            self._find(NOTHING, "NEFTune's noise depends on the length of a pass (neftune_noise_alpha)")
-            return self.exact
-        devices = [self._facts.device] if self._facts.device.type == "cuda" else []
+            return self._find(NOTHING, "NEFTune's noise depends on the length of a pass (neftune_noise_alpha)")
+        devices = [self.facts.device] if self.facts.device.type == "cuda" else []
         with _without_dropout(model), _same_state(model), torch.random.fork_rng(devices):
             torch.manual_seed(0)
-            trial, wrong = _attempt(lambda: _Trial(method, model, rows.few(), self._packing, self._facts))
+            trial, wrong = _attempt(lambda: _Trial(method, model, rows.few(), self.packing, self.facts))
             if trial is None:
-                self._find(NOTHING, f"rows of the batch do not run without dropout ({wrong})")
-                return self.exact
+                return self._find(NOTHING, f"rows of the batch do not run without dropout ({wrong})")
             if trial.ranks_tokens:
-                self._find(NOTHING, "the model chooses tokens by rank (topk), and padding decides between equals")
-                return self.exact
+                return self._find(NOTHING, "the model chooses tokens by rank (topk), and padding decides ties")
             if not trial.shows_places:
                 return NOTHING
             with torch.no_grad():
@@ -167,14 +176,13 @@ class Trials:
         self._spans += spans
         return self.exact
 
-    def _find(self, exact: Exact, reason: str) -> None:
-        if exact == self.exact:
-            return
-        self.exact = exact
-        if self._packing is not None:
-            self._packing.say_once(reason)
-        else:
+    def _find(self, exact: Exact, reason: str) -> Exact:
+        if exact != self.exact and self.packing is not None:
+            self.packing.say_once(reason)
+        elif exact != self.exact:
             logger.info("compact_updates: rows keep their padding: %s.", reason)
+        self.exact = exact
+        return exact
 
     def _try_values(self, trial: _Trial, *, pack: bool) -> None:
         by = f"by one more rounding {trial.noise:.2g}"
@@ -183,13 +191,11 @@ class Trials:
             where = "at other places of rows of the same width log-probabilities"
             self._find(anywhere, f"the model's positions are absolute: {where} change by {places:.2g}, {by}")
         if not trial.alone(trim_left=self.exact.left) <= trial.limit:
-            after = trial.alone(trim_left=False)
-            if after <= trial.limit:
+            if (after := trial.alone(trim_left=False)) <= trial.limit:
                 self._find(anywhere, "the model sees the padding before a prompt")
             else:
-                what = "without padding after them log-probabilities"
-                why = f"what the model computes depends on the length of a pass: {what} change by {after:.2g}, {by}"
-                self._find(NOTHING, why)
+                what = f"without padding after them log-probabilities change by {after:.2g}, {by}"
+                self._find(NOTHING, f"what the model computes depends on the length of a pass: {what}")
         if pack and self.exact.left and self.exact.right:
             gap, wrong = trial.packed()
             self.exact = replace(self.exact, packed=True)
@@ -205,20 +211,18 @@ class Trials:
             self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {gap:.2g}")
 
 
-def _shows(tried: Span, span: Span, number: int) -> bool:
-    """Whether rows of one batch lay as far on both sides of a number as those of another."""
-    (low, high), (shortest, width) = tried, span
-    return low <= max(shortest, number - MARGIN) and high >= min(width, number + MARGIN)
-
-
+@dataclass
 class _Trial:
     """Passes of a few rows, compared with TRL's own pass."""
 
-    def __init__(
-        self, method: Callable[..., Any], model: Any, rows: Rows, packing: Packing | None, facts: RunFacts
-    ) -> None:
-        self._method, self._model, self._rows = method, model, rows
-        self._packing, self._facts = packing, facts
+    method: Callable[..., Any]
+    model: Any
+    rows: Rows
+    packing: Packing | None
+    facts: RunFacts
+
+    def __post_init__(self) -> None:
+        rows = self.rows
         self._padded = rows.at([*range(min(PADDED, len(rows.ids)))])
         before = rows.ids.size(1) - rows.keep
         with torch.no_grad():
@@ -226,7 +230,7 @@ class _Trial:
                 self._expected = self._values(rows)
             with _RankedSizes() as half:
                 self._values(rows.at([0]).cut((before + 1) // 2, (rows.keep + 1) // 2))
-            with _rounded(model, rows.ids.size(1)):
+            with _rounded(self.model, rows.ids.size(1)):
                 gap = self._gap(self._values(self._padded))
         self._shift = rows.keep // 2
         self.noise, shifts, differ = self._agree(gap, float(self._shift), float(whole.sizes != half.sizes))
@@ -235,34 +239,32 @@ class _Trial:
         self.shows_places = shifts > 0  # not where all completions have one token
 
     def _values(self, rows: Rows) -> torch.Tensor:
-        seen = {"batch_size": self._facts.rows_per_pass, **rows.images.entries(rows.ids.device)}
-        found = self._method(self._model, rows.ids, rows.mask, rows.keep, **seen)
-        values: torch.Tensor = found[0]
+        seen = {"batch_size": self.facts.rows_per_pass, **rows.images.entries(rows.ids.device)}
+        values: torch.Tensor = self.method(self.model, rows.ids, rows.mask, rows.keep, **seen)[0]
         return values
 
     def _packed_values(self, rows: Rows) -> torch.Tensor:
-        assert self._packing is not None
         packed = PackedRows.of(rows.ids, rows.keep, rows.lengths, rows.groups)
-        if packed is None:  # this rank runs a pass all the same
+        if packed is None or self.packing is None:  # this rank runs a pass all the same
             return self._values(rows)
-        given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
+        given = {"model": self.model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
         given |= rows.images.entries(rows.ids.device)
-        values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
+        values: torch.Tensor = self.packing.logps(self.method, given, packed)[0]
         return values
 
     def _gap(self, found: torch.Tensor) -> float:
         """Root mean square of the first rows' differences, over the tokens of completions."""
         rows, width = found.shape
-        differences = (found - self._expected[:rows, :width])[self._rows.live[:rows, :width]].double()
+        differences = (found - self._expected[:rows, :width])[self.rows.live[:rows, :width]].double()
         return float(differences.square().mean().sqrt()) if len(differences) else 0.0
 
     def _agree(self, *numbers: float) -> list[float]:
         """The largest on any rank; infinite for one that is no number."""
-        table = torch.tensor([numbers], dtype=torch.float32, device=self._facts.device).nan_to_num(nan=math.inf)
-        return [float(number) for number in self._facts.gather(table).view(self._facts.ranks, -1).amax(dim=0)]
+        table = torch.tensor([numbers], dtype=torch.float32, device=self.facts.device).nan_to_num(nan=math.inf)
+        return [float(number) for number in self.facts.gather(table).view(self.facts.ranks, -1).amax(dim=0)]
 
     def places(self) -> float:
-        return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
+        return self._agree(self._gap(self._values(self._padded.moved(self._shift, self.facts.pad_id))))[0]
 
     def alone(self, *, trim_left: bool) -> float:
         found = torch.full_like(self._expected[: len(self._padded.ids)], math.nan)
@@ -276,29 +278,31 @@ class _Trial:
         return self._agree(self._gap(found))[0]
 
     def packed(self) -> tuple[float, str]:
-        gap, wrong = _attempt(lambda: self._gap(self._packed_values(self._rows)))
+        gap, wrong = _attempt(lambda: self._gap(self._packed_values(self.rows)))
         why = f"packed rows fail ({wrong})" if wrong else ""
         return self._agree(math.nan if gap is None else gap)[0], why
 
     def gradients(self, *, pack: bool) -> tuple[Sequence[float], Sequence[float], str]:
         """How gradients of a random projection differ at other places, and packed; what went wrong."""
-        rows = self._rows.cut(SHOWN, SHOWN)
-        shift = rows.keep // 4
-        moved, rows = rows.moved(shift, self._facts.pad_id), rows.cut(SHOWN, rows.keep - shift)
+        whole = self.rows.cut(SHOWN, SHOWN)
+        shift = whole.keep // 4
+        moved = whole.moved(shift, self.facts.pad_id)
+        rows = whole.cut(SHOWN, whole.keep - shift)
         generator = torch.Generator().manual_seed(0)
         slopes = torch.randn(rows.live.shape, generator=generator).to(rows.ids.device) * rows.live
 
         def projected(values: Callable[[Rows], torch.Tensor], of: Rows) -> torch.Tensor:
-            return _gradient_of(self._model, lambda: (values(of) * slopes).sum())
+            return _gradient_of(self.model, lambda: (values(of) * slopes).sum())
 
         expected = projected(self._values, rows)
-        with _rounded(self._model, rows.ids.size(1)):
+        with _rounded(self.model, rows.ids.size(1)):
             rounded = projected(self._values, rows)
-        elsewhere = _worst(projected(self._values, moved), expected, rounded)
-        packed, wrong = None if pack else (0.0, 0.0), ""
+        gaps = [*_worst(projected(self._values, moved), expected, rounded), 0.0, 0.0]
+        wrong = ""
         if pack:
             packed, wrong = _attempt(lambda: _worst(projected(self._packed_values, rows), expected, rounded))
-        agreed = self._agree(*elsewhere, *(packed or (math.inf, math.inf)))
+            gaps[2:] = packed or (math.inf, math.inf)
+        agreed = self._agree(*gaps)
         return agreed[:2], agreed[2:], f"the gradient of packed rows fails ({wrong})" if wrong else ""
 
 
@@ -326,11 +330,9 @@ SKETCH = 4
 
 
 def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept.
-
-    They are of the tensors at the forward pass: under FSDP2 whole only then, and ZeRO's hooks would reduce others.
-    """
+    """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept."""
     numbers = {name: number for number, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
+    # The tensors at the forward pass: under FSDP2 whole only then, and ZeRO's hooks would reduce others.
     used: dict[int, tuple[int, torch.Tensor]] = {}
 
     def see(prefix: str, module: torch.nn.Module, *_: Any) -> None:
@@ -338,7 +340,6 @@ def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
             if parameter.requires_grad:
                 used.setdefault(id(parameter), (numbers[f"{prefix}.{name}" if prefix else name], parameter))
 
-    hooks = [module.register_forward_pre_hook(functools.partial(see, name)) for name, module in model.named_modules()]
     found = torch.zeros(len(numbers), SKETCH * SKETCH, dtype=torch.float64)
 
     def project(number: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -348,15 +349,14 @@ def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
         found[number] += _sketch(gradient, number)
         return gradient.new_zeros(()).expand_as(gradient)  # so that no more than one is in memory
 
-    try:
-        with torch.enable_grad():
-            value = loss()
+    with ExitStack() as hooks, torch.enable_grad():
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(functools.partial(see, name)))
+        value = loss()
         for number, parameter in used.values():
-            hooks.append(parameter.register_hook(functools.partial(project, number)))  # type: ignore[no-untyped-call]
+            hook = parameter.register_hook(functools.partial(project, number))  # type: ignore[no-untyped-call]
+            hooks.enter_context(hook)
         torch.autograd.grad(value, [parameter for _, parameter in used.values()], allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 
@@ -402,16 +402,12 @@ def numbers_in(config: Any) -> frozenset[int]:
 @contextmanager
 def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
     """Inside, modules are in evaluation mode: dropout would hide a difference."""
-    # A 4-bit layer of bitsandbytes has no dropout, and on a CPU it rewrites its weights for good once it is evaluated.
-    quantised = {module for module in model.modules() if hasattr(getattr(module, "weight", None), "quant_state")}
-    training = [module for module in model.modules() if module.training and module not in quantised]
-    try:
-        for module in training:
-            module.training = False
+    with ExitStack() as evaluated:
+        for module in model.modules():
+            # A 4-bit layer of bitsandbytes has no dropout, and on a CPU evaluation rewrites its weights for good.
+            if module.training and not hasattr(getattr(module, "weight", None), "quant_state"):
+                evaluated.enter_context(attributes(module, training=False))
         yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager
@@ -452,9 +448,8 @@ def _rounded(model: torch.nn.Module, width: int) -> Iterator[None]:
             return tuple(one + angle * torch.randn_like(one) if one.is_floating_point() else one for one in output)
         return output
 
-    hooks = [module.register_forward_hook(rough) for module in model.modules() if not any(module.children())]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if not any(module.children()):
+                hooks.enter_context(module.register_forward_hook(rough))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

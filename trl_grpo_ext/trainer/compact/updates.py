@@ -1,14 +1,10 @@
-"""Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
-
-A loss is a sum over tokens with weights fixed beforehand, so its rows may move or be left out as far as `Freedom` says.
-"""
+"""Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal."""
 
 import functools
 import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...credit.flow import TRL_REDUCTIONS
 from ...credit.terms import Term
 from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
 from ..selected import SelectedPlugins
-from ..upstream import acting, contract, images, reading
+from ..upstream import contract, images, reading
 from ..upstream.images import Images
 from ..upstream.reading import RunFacts
 from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
@@ -51,14 +48,14 @@ def freedom_of(terms: Sequence[Term], divides_by: str) -> Freedom:
     return Freedom(sort=sort, drop=sort and drop, any_count=sort and not counts)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CompactUpdates:
     """Plans the micro-batches of `compact_updates: exact`."""
 
     freedom: Freedom
     facts: RunFacts
     loss_type: str | None  # None if the reduction is not TRL's
-    packing: Packing | None = None
+    packing: Packing | None
     policy: Policy
     log: Callable[[dict[str, float]], None]
 
@@ -68,9 +65,6 @@ class CompactUpdates:
         self._trials = Trials(self.packing, self.policy, self.facts)
         self._planned: list[dict[str, Any]] = []
 
-    def small_head_tiles(self) -> AbstractContextManager[None]:
-        return acting.small_head_tiles(self.facts.device)
-
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is not self._planned:
@@ -79,7 +73,7 @@ class CompactUpdates:
 
     def _tables(self, micro_batches: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.int64], Exact]:
         """Of all ranks `(R, N, 7)`: rows with two lengths, kind, group, two widths, images of tools; what is exact."""
-        packing, rank = self.packing, self.facts.rank
+        packing = self.packing
         table_B_3 = torch.cat([row_lengths_and_kinds(batch) for batch in micro_batches])
         keys = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         dealt = [{key: batch[key] for key in keys} | reading.images_of(batch) for batch in micro_batches]
@@ -98,20 +92,23 @@ class CompactUpdates:
             if packing is not None:
                 packing.say_once("completions have images of their own, as tools return them")
             return tables_R_N_7, NOTHING
-        own, spans = tables_R_N_7[rank], [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
+        own = tables_R_N_7[self.facts.rank]
+        spans = [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
         rows = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
         exact = self._trials.of(rows, spans, fits=fits)
         return tables_R_N_7, replace(exact, packed=exact.packed and fits)
 
     def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        freedom, count, rank, ranks = self.freedom, len(micro_batches), self.facts.rank, self.facts.ranks
+        freedom = self.freedom
+        rank = self.facts.rank
+        count = len(micro_batches)
         # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
         block = math.gcd(self.facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         tables_R_N_7, exact = self._tables(micro_batches)
         runs = np.where([exact.left, exact.right], tables_R_N_7[..., :2], tables_R_N_7[..., 4:6])
         stay = np.where([exact.left, exact.right], 1, tables_R_N_7[rank, 0, 4:6]).tolist()
-        tables_R_N_9 = np.concatenate([tables_R_N_7, runs], axis=2).reshape(ranks, count // block, block * rows, 9)
+        tables_R_N_9 = np.concatenate([tables_R_N_7, runs], axis=2).reshape(-1, count // block, block * rows, 9)
         # Rows that must run: never those without live tokens; those without signal only under some losses.
         least = 2 if freedom.drop else 1 if freedom.any_count else 0
         planned: list[dict[str, Any]] = []
@@ -139,7 +136,8 @@ class CompactUpdates:
         return planned
 
     def _log_plans(self, plans: Sequence[Plan], live: int, rows: int, *, packs: bool) -> None:
-        computed, distinct = sum(plan.computed for plan in plans), sum(plan.distinct for plan in plans)
+        computed = sum(plan.computed for plan in plans)
+        distinct = sum(plan.distinct for plan in plans)
         metrics = {
             "compact/live_tokens": float(live),
             "compact/computed_tokens": float(computed),
@@ -154,38 +152,39 @@ class CompactUpdates:
         self.log(metrics)
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        packing, inferring = self.packing, not torch.is_grad_enabled()
+        packing = self.packing
+        inferring = not torch.is_grad_enabled()
+        as_before = functools.partial(method, model, *arguments, **keywords)
         if packing is None and not inferring:
-            return method(model, *arguments, **keywords)
+            return as_before()
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
         named |= zip(contract.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)  # a user's class may not name them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
-        if (
-            not {"input_ids", "attention_mask", "logits_to_keep"}
-            <= given.keys()
-            <= {"model", *contract.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
-        ):
+        known = {"model", *contract.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
+        if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= known:
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
-            return method(model, *arguments, **keywords)
-        ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
-        rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
-        chunk = given.get("batch_size") or rows
+            return as_before()
+        ids = given["input_ids"]
+        mask = given["attention_mask"]
+        keep = given["logits_to_keep"]
+        start = ids.size(1) - keep
+        chunk = given.get("batch_size") or len(ids)
+        exact = self._trials.exact
         seen = Images.of(given)
-        packing = packing if exact.packed and not in_completions(ids[:, start:], self._image_token, seen) else None
+        if not exact.packed or in_completions(ids[:, start:], self._image_token, seen):
+            packing = None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
-                return method(model, *arguments, **keywords)
-            if rows > chunk:
+                return as_before()
+            if len(ids) > chunk:
                 widths = np.where([exact.left, exact.right], widths, [start, keep])
                 return logps_by_length(method, given, chunk, widths, packing)
-        packed = None
-        if packing is not None and rows <= chunk:
-            packed = packing.pack(ids, mask, keep, seen)
+        packed = packing.pack(ids, mask, keep, seen) if packing is not None and len(ids) <= chunk else None
         if packing is None or packed is None:
-            return method(model, *arguments, **keywords)
+            return as_before()
         return packing.logps(method, given, packed)
 
 
@@ -210,22 +209,19 @@ def updates_of(
     if trainer.args.use_liger_kernel:
         raise ConfigurationError("compact_updates: exact does not work with use_liger_kernel. Turn one of them off.")
     loss = reading.loss_settings_of(trainer)
-    share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
-    return CompactUpdates(
-        freedom=freedom,
-        facts=facts,
-        loss_type=loss.loss_type if plugins.aggregation is None else None,
-        packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),
-        policy=lambda: (policy_logps, trainer.model),
-        log=log,
-    )
+    compiled = trainer.args.torch_compile
+    share = plugins.settings.share_prompts
+    packing = packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes)
+    loss_type = loss.loss_type if plugins.aggregation is None else None
+    return CompactUpdates(freedom, facts, loss_type, packing, lambda: (policy_logps, trainer.model), log)
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
     """What to multiply the advantages of a part by, so that they count as under TRL's denominator; None for 1."""
-    if loss_type is None or loss_type in contract.GLOBAL_TOKEN_MEAN:
+    reduction = None if loss_type is None else TRL_REDUCTIONS.get(loss_type)
+    if loss_type is None or reduction == "token_mean":
         return None
-    if loss_type in contract.LOCAL_TOKEN_MEAN:
+    if reduction == "token_mean_local":
         return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
-    rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
+    rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)  # masked ones included
     return None if rows == 1.0 else rows

@@ -1,5 +1,6 @@
 """What is done to TRL's trainer, and the context in which it is undone."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from ..batch import whole_rows
 from . import contract, reading
 from .reading import RunFacts
 
-HEAD_TOKENS = 240  # tokens of which TRL's head makes the logits at a time on a CPU
+HEAD_TOKENS = 240  # with 32,768 of the vocabulary less than 32 MiB: more glibc maps page by page
 
 
 @contextmanager
@@ -34,22 +35,15 @@ def attributes(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def small_head_tiles(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which TRL's head makes the logits of few tokens at a time on a CPU, in less than half of the time.
-
-    What it computes of 240 tokens and 32,768 of the vocabulary takes less than 32 MiB: more glibc maps page by page.
-    """
+    """A context in which TRL's head makes the logits of few tokens at a time on a CPU, which takes half of the time."""
     return attributes(chunked_logprob, TOKEN_CHUNK_SIZE=HEAD_TOKENS) if device.type == "cpu" else nullcontext()
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
-    """Keep a frozen copy, named `ref`, of an adapter that will be trained further, as TRL does if `beta` is above 0.
-
-    Without it a hook would get the bare model as reference. For a new adapter (`peft_config`) the two are equal.
-    """
+    """Keep a frozen copy, named `ref`, of an adapter that will be trained further, as TRL does if `beta` is above 0."""
     beta = getattr(args, "beta", 0.0)
-    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
-        return
-    if "ref" in model.peft_config:
+    known = isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model)
+    if known or "ref" in model.peft_config:
         return
     trained = model.active_adapter
     model.add_adapter("ref", model.peft_config[trained])
@@ -76,7 +70,9 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
-    names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
+    names = trainer.reward_func_names
+    functions = trainer.reward_funcs
+    weights = trainer.reward_weights
 
     def more(added: Sequence[str]) -> None:
         trainer.reward_func_names = [*names, *added]
@@ -87,19 +83,11 @@ def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
         yield more
 
 
-@contextmanager
-def restore_after_trial(trainer: Any) -> Iterator[None]:
+def restore_after_trial(trainer: Any) -> AbstractContextManager[None]:
     """Restore metrics and entropy controller after trials of TRL's loss, without entropy bonus and auxiliary loss."""
-    metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
     names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
-    before = {name: getattr(trainer, name) for name in names}
-    try:
-        with attributes(trainer, **before, _entropy_bonus_enabled=False, aux_loss_enabled=False):
-            yield
-    finally:
-        for mode, kept in trainer._metrics.items():
-            kept.clear()
-            kept.update(metrics[mode])
+    tried = {name: getattr(trainer, name) for name in names} | {"_metrics": copy.deepcopy(trainer._metrics)}
+    return attributes(trainer, **tried, _entropy_bonus_enabled=False, aux_loss_enabled=False)
 
 
 @contextmanager
@@ -107,13 +95,11 @@ def without_policy_metrics(trainer: Any) -> Iterator[None]:
     """A context in which TRL logs nothing of its policy loss, because another is trained."""
     kept = trainer._metrics["train" if trainer.model.training else "eval"]
     before = {name: len(values) for name, values in kept.items()}
-    try:
-        yield
-    finally:
-        for name in [name for name in kept if name.startswith(contract.POLICY_METRICS)]:
-            del kept[name][before.get(name, 0) :]
-            if not kept[name]:
-                del kept[name]
+    yield
+    for name in [name for name in kept if name.startswith(contract.POLICY_METRICS)]:
+        del kept[name][before.get(name, 0) :]
+        if not kept[name]:
+            del kept[name]
 
 
 def drop_undefined_metrics(trainer: Any) -> None:
@@ -152,9 +138,8 @@ def micro_batches_of(trainer: Any, due: dict[str, Any], training: bool) -> list[
     return list(trainer._buffered_inputs) if training else [due]
 
 
-def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
-    loss: torch.Tensor = GRPOTrainer._compute_loss(trainer, model, inputs)
-    return loss
+def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> Any:
+    return GRPOTrainer._compute_loss(trainer, model, inputs)
 
 
 def policy_pass(
@@ -170,6 +155,5 @@ def policy_pass(
     return logps_B_T.detach(), entropies_B_T.detach() if entropies else None
 
 
-def prompt_tokens(trainer: Any, prompts: list[Any]) -> list[list[int]]:
-    tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
-    return tokens
+def prompt_tokens(trainer: Any, prompts: list[Any]) -> Any:
+    return trainer._tokenize_prompts(prompts)[0]

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from packaging.version import Version
-from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
+from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, _AsyncRolloutLoop
 
 from ...credit.rollouts import padded
 from ...errors import ConfigurationError, UpstreamError
@@ -29,7 +30,7 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
         "log": ("self", "logs"),
         "train": ("self", "resume_from_checkpoint"),
     },
-    async_rollout_worker._AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
+    _AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
 }
 ATTRIBUTES = ("_last_groups_trained", "_metrics", "_trained_groups", "rollout_queue", "rollout_worker", "vllm_client")
 WORKER_ATTRIBUTES = ("_loop_cls", "_loop_kwargs", "_process")
@@ -48,16 +49,15 @@ def check() -> None:
 def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any], *, needed: bool) -> None:
     """Let TRL's worker, which one rank has, run our loop. Another worker cannot; if the loop is `needed`, refuse it."""
     contract.check_instance(trainer, ATTRIBUTES, ())
-    worker, module = trainer.rollout_worker, async_rollout_worker
-    if isinstance(worker, module.AsyncRolloutWorker) and worker._loop_cls is module._AsyncRolloutLoop:
+    worker = trainer.rollout_worker
+    if isinstance(worker, AsyncRolloutWorker) and worker._loop_cls is _AsyncRolloutLoop:
         contract.check_instance(worker, WORKER_ATTRIBUTES, ())
         worker._loop_cls = loop
         worker._loop_kwargs.update(arguments)
         trainer.rollout_queue = Inbox(trainer)
     elif worker is not None and needed:
-        raise ConfigurationError(
-            f"Plugins and weights act in TRL's own rollout worker, and this run has {type(worker).__qualname__}."
-        )
+        what = f"this run has {type(worker).__qualname__}"
+        raise ConfigurationError(f"Plugins and weights act in TRL's own rollout worker, and {what}.")
 
 
 def extend_collator(loader: Any, name: str) -> None:
@@ -72,12 +72,9 @@ def extend_collator(loader: Any, name: str) -> None:
 
 
 def reduction_weights(trainer: Any, compute_loss: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The weight that TRL's reduction gives each term of a micro-batch, shaped as its advantages, by a trial.
-
-    At ratios of 1 the slope of the loss in an advantage is minus the weight. A copy of the trainer counts and logs it.
-    """
+    """The weight of each term of a micro-batch in TRL's reduction: minus the slope in its advantage, at ratios of 1."""
     ones = torch.ones_like(inputs["advantages"]).requires_grad_()
-    trial = copy.copy(trainer)
+    trial = copy.copy(trainer)  # which counts and logs it
     trial._metrics = {"train": defaultdict(list)}
 
     def model(input_ids: torch.Tensor, **keywords: Any) -> Any:
@@ -93,12 +90,14 @@ class Inbox:
     """The queue of scored samples, as TRL reads it. It notices a process that was killed and a server that has gone."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer, self._source = trainer, trainer.rollout_queue
+        self._trainer = trainer
+        self._source = trainer.rollout_queue
         self.qsize = self._source.qsize
 
     def get(self, timeout: float) -> Any:
         """The next sample. Groups that the filter dropped before it count as done, or TRL would resume too early."""
-        trainer, process = self._trainer, self._trainer.rollout_worker._process
+        trainer = self._trainer
+        process = trainer.rollout_worker._process
         if process is not None:
             self._source._writer.close()  # so that the pipe ends, perhaps amid a sample, when the process does
         try:

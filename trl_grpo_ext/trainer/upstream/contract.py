@@ -38,9 +38,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
 
-LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
-"""Methods that make the loss; a class that overrides one has its own loss."""
-
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
@@ -129,9 +126,6 @@ POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 """Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
 
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
-GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
-LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
-"""All others divide by the rows of a micro-batch, masked ones included."""
 
 
 def check_version(installed: str | None = None) -> None:
@@ -143,10 +137,9 @@ def check_version(installed: str | None = None) -> None:
         pip = f"pip install 'trl>={OLDEST_TESTED},<{Version(NEWEST_TESTED).major + 1}'"
         raise UpstreamError(f"trl {installed} is installed; {works}. Run: {pip}")
     if release.release[:2] > Version(NEWEST_TESTED).release[:2]:
+        what = f"newer than {NEWEST_TESTED}.x, the newest that trl-grpo-ext was tested with"
         warnings.warn(
-            f"trl {installed} is newer than {NEWEST_TESTED}.x, the newest release trl-grpo-ext was tested with. "
-            "The private names it relies on are checked now, and the loss at the first training step.",
-            stacklevel=3,
+            f"trl {installed} is {what}. Its names are checked now, its loss at the first step.", stacklevel=3
         )
 
 
@@ -185,21 +178,11 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
-def has_own_scoring(between: Sequence[type]) -> bool:
-    return any("_generate_and_score_completions" in vars(owner) for owner in between)
-
-
-def has_own_passes(between: Sequence[type]) -> bool:
-    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
-
-
 def check_batch(batch: dict[str, Any]) -> None:
     require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
 def require(problems: list[str], where: type) -> None:
     if problems:
-        what = (
-            f"is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): {'; '.join(problems)}"
-        )
+        what = f"is not known ({where.__module__}.{where.__qualname__}): {'; '.join(problems)}"
         raise UpstreamError(f"trl {version('trl')} {what}. Install {OLDEST_TESTED} to {NEWEST_TESTED}.x, or report it.")

