@@ -175,6 +175,8 @@ def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise RecipeError("Quantised weights need bitsandbytes, which is not installed: pip install bitsandbytes")
+    if model_args.load_in_4bit and model_args.dtype == "auto":
+        raise RecipeError("load_in_4bit computes in the dtype, which must not be auto. Write dtype: bfloat16")
     if wrong := quantised_with_vllm(args.use_vllm, quantised=True):
         raise RecipeError(" ".join(wrong))
 
