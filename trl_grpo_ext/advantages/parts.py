@@ -67,7 +67,8 @@ class PartCredit(Checked):
         precise = compute_dtype(rollout.rewards_B_K.dtype)
         own_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
         all_B_T = torch.zeros_like(own_B_T)
-        groups_N, local = gather_groups(rollout), rollout.local_rows
+        groups_N = gather_groups(rollout)
+        local = rollout.local_rows
         rewards_N_K = rollout.gather(rollout.rewards_B_K.to(precise))
         counts_B = own_B_T.new_zeros(len(own_B_T)), own_B_T.new_zeros(len(own_B_T))
         for k, name in enumerate(rollout.reward_names):
@@ -123,7 +124,8 @@ class _Paid:
     def __init__(
         self, hook: PartCredit, table: PartTable, rollout: Rollout, groups_N: torch.Tensor, precise: torch.dtype
     ) -> None:
-        count, local = len(table.names), rollout.local_rows
+        count = len(table.names)
+        local = rollout.local_rows
         self.scores_B_M = table.scores_B_M.to(precise)
         weights_B_M = table.weights_B_M.to(precise)
         wrote_B_T = [table.tokens(part) for part in range(count)]

@@ -52,14 +52,25 @@ _MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
 _HARMLESS_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # F_DUPFD to F_SETLKW; not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
-_ENOSYS, _EPERM = 38, 1
+_ENOSYS = 38
+_EPERM = 1
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_DIR = 8
+_TRUNCATE = 1 << 14
 _CHANGE_DIR = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8  # remove and make directories and regular files
-_O_TRUNC, _O_ACCMODE = 0o1000, 3
-_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
+_O_TRUNC = 0o1000
+_O_ACCMODE = 3
+_MAP_SHARED = 1
+_MAP_ANONYMOUS = 0x20
 _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
 
 
@@ -159,8 +170,10 @@ _Line = tuple[int, int, int, int]
 
 
 def _filter_program(architecture: int, numbers: dict[str, int]) -> list[_Line]:
-    allow, kill = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x80000000)
-    refuse, absent = (0x06, 0, 0, 0x50000 | _EPERM), (0x06, 0, 0, 0x50000 | _ENOSYS)
+    allow = (0x06, 0, 0, 0x7FFF0000)
+    kill = (0x06, 0, 0, 0x80000000)
+    refuse = (0x06, 0, 0, 0x50000 | _EPERM)
+    absent = (0x06, 0, 0, 0x50000 | _ENOSYS)
 
     def load(offset: int) -> _Line:
         return 0x20, 0, 0, offset
