@@ -37,11 +37,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 from coins import task
 
 RUNS = Path(__file__).parent / "runs" / "coins.jsonl"
-GROUP, COMPLETIONS, STEPS, EVERY = 4, 16, 24, 6
+GROUP = 4
+COMPLETIONS = 16
+STEPS = 24
+EVERY = 6
 RATES = (3e-4, 1e-3, 3e-3)
 TUNING_SEEDS = (101,)
 HELDOUT = 192
-OUTCOME, TURNS, SHUFFLED = "outcome", "turns", "turns, steps shuffled"
+OUTCOME = "outcome"
+TURNS = "turns"
+SHUFFLED = "turns, steps shuffled"
 HOOKS: dict[str, list[dict[str, Any]] | None] = {
     OUTCOME: None,
     TURNS: [{"name": "turn_rewards", "gamma": 0.5}],
@@ -122,7 +127,8 @@ class Held(TrainerCallback):
 
 def work(run: Run, start: Path) -> dict[str, Any]:
     """One training: its line of the file."""
-    begun, held = time.process_time(), Held()
+    begun = time.process_time()
+    held = Held()
     settings: dict[str, Any] = {
         "seed": run.seed,
         "learning_rate": run.rate,
@@ -206,7 +212,8 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--docs", type=Path, help="a page whose table is replaced")
     options = parser.parse_args()
-    results, start = Results(RUNS), options.output / "start"
+    results = Results(RUNS)
+    start = options.output / "start"
     if not options.draw:
         torch.set_num_threads(1)
         if not (start / "config.json").is_file():

@@ -58,7 +58,8 @@ def completion_lengths(profile: str, size: Size, groups_with_signal: int) -> lis
 
 def prompt_lengths(profile: str, size: Size) -> list[int]:
     """Tokens of each group's prompt: from 1/32 to 6/32 of the limit, or all the mean of that."""
-    low, high = max(1, size.limit // 32), max(1, size.limit * 6 // 32)
+    low = max(1, size.limit // 32)
+    high = max(1, size.limit * 6 // 32)
     if profile == PROFILES[0]:
         return [(low + high) // 2] * size.groups
     lengths = [low + (high - low) * group // max(1, size.groups - 1) for group in range(size.groups)]

@@ -57,7 +57,8 @@ class LongScript(Script):
 
     def lengths(self) -> tuple[list[int], list[int]]:
         assert isinstance(self.cell, LongPrompts)
-        rows, draw = self.size.rows, random.Random(0)
+        rows = self.size.rows
+        draw = random.Random(0)
         if not self.cell.profile:
             completions = [4] * rows
         elif self.cell.profile == LENGTHS[0]:
@@ -91,7 +92,8 @@ def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
     """The fastest of some updates of each arm."""
     result = match.measure(cell, updates)
     prompts, completions = match.script.lengths()
-    size, running = match.script.size, match.script.groups_with_signal * match.script.size.members
+    size = match.script.size
+    running = match.script.groups_with_signal * match.script.size.members
     distinct = sum(prompts[: running : size.members]) + sum(completions[:running])
     return {
         "completions": cell.profile,
@@ -108,7 +110,8 @@ def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
 
 def first_steps(model: Path, folder: Path, size: Size, prompt: int) -> list[list[str]]:
     """Seconds of some of the first ten steps of new trainings with short completions, and of plain TRL for each."""
-    arms, seconds = (PLAIN, EXACT, SHARED), dict[str, list[float]]()
+    arms = (PLAIN, EXACT, SHARED)
+    seconds = dict[str, list[float]]()
     script = functools.partial(LongScript, first=LongPrompts(LENGTHS[0], 0, prompt))
     match = Match(model, folder, size, arms=arms, script=script)
     for step in range(10):

@@ -38,7 +38,9 @@ from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 
 QUICK = Size(groups=5, members=4, limit=64)
-PLAIN, EXACT, SHARED = "plain TRL", "exact", "exact, shared"
+PLAIN = "plain TRL"
+EXACT = "exact"
+SHARED = "exact, shared"
 OWN: dict[str, dict[str, Any]] = {
     PLAIN: {},
     EXACT: {"compact_updates": "exact"},

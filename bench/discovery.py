@@ -56,9 +56,11 @@ def _write(folder: Path, count: int) -> None:
 
 
 def _seconds(command: list[str], environ: dict[str, str], inside: bool = False) -> tuple[float, float]:
-    start, used = time.perf_counter(), os.times()
+    start = time.perf_counter()
+    used = os.times()
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    seconds, now = time.perf_counter() - start, os.times()
+    seconds = time.perf_counter() - start
+    now = os.times()
     cpu = now.children_user + now.children_system - used.children_user - used.children_system
     return float(done.stdout) if inside else seconds, cpu
 

@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/embedded_learning"))
     options = parser.parse_args()
 
-    rows, phases, versions = [], [], {}
+    rows = []
+    phases = []
+    versions = {}
     for seed in options.seeds:
         as_trl = run(options.output_dir / f"seed_{seed}_as_trl", seed, *AS_TRL)
         results = run(options.output_dir / f"seed_{seed}", seed)

@@ -76,7 +76,8 @@ class Meter:
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         if rollout.training:
-            right_B, lengths_B = rollout.rewards_B >= 1.0 - 1e-6, rollout.lengths_B.float()
+            right_B = rollout.rewards_B >= 1.0 - 1e-6
+            lengths_B = rollout.lengths_B.float()
             self.rollouts.append(
                 {
                     "updates": rollout.step,
@@ -102,7 +103,8 @@ class At(TrainerCallback):
     """Calls a function with the model after given optimizer steps; ends the training after the last."""
 
     def __init__(self, steps: Iterable[int], call: Callable[[int, Any], None]) -> None:
-        self.steps, self.call = sorted(set(steps)), call
+        self.steps = sorted(set(steps))
+        self.call = call
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
         if state.global_step in self.steps:
@@ -128,7 +130,10 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 # --------------------------------------------------------------------------------------- naive: the lecture's trials
 
 LECTURE_PROMPTS = ([1, 0, 2], [3, 2, 4], [1, 2, 3])
-RESPONSES, STEPS, EPOCHS, EARLY = 10, 10, 100, 16
+RESPONSES = 10
+STEPS = 10
+EPOCHS = 100
+EARLY = 16
 VARIANTS = {"raw": "raw_reward", "centred": "centred", "normalised": "normalised", "best only": "max_only"}
 LECTURE = {"raw": 2.667, "centred": 3.333, "normalised": 3.333}
 """Mean reward of the last epoch in the lecture's own logs (seed 5)."""
@@ -224,7 +229,8 @@ def exact_baselines(model: Any, prompt: Sequence[int], tokenizer: Any) -> dict[s
     A response is up to three tokens out of the whole vocabulary, or fewer and an end; its probability, its gradient
     and its reward are computed one by one (in blocks, by `torch.func`).
     """
-    end, size = tokenizer.eos_token_id, len(tokenizer)
+    end = tokenizer.eos_token_id
+    size = len(tokenizer)
     responses = [
         row for row in product(range(size), repeat=3) if end not in row[:2] or set(row[row.index(end) :]) == {end}
     ]
@@ -245,7 +251,9 @@ def exact_baselines(model: Any, prompt: Sequence[int], tokenizer: Any) -> dict[s
         return (logps.gather(1, ids_L[len(first) :].unsqueeze(1)).squeeze(1) * mask_T).sum()
 
     per_row = torch.func.vmap(torch.func.grad_and_value(log_probability), in_dims=(None, 0, 0))
-    norms, probabilities, mean = [], [], 0.0
+    norms = []
+    probabilities = []
+    mean = 0.0
     for block in range(0, len(ids), 128):
         part = slice(block, block + 128)
         gradients, logps = per_row(weights, ids[part], mask[part])
@@ -253,7 +261,8 @@ def exact_baselines(model: Any, prompt: Sequence[int], tokenizer: Any) -> dict[s
         probabilities.append(logps.double().exp())
         norms.append(flat.square().sum(dim=1))
         mean = mean + ((probabilities[-1] * rewards[part]) @ flat)
-    p, square = torch.cat(probabilities), torch.cat(norms)
+    p = torch.cat(probabilities)
+    square = torch.cat(norms)
     length = torch.tensor(lengths, dtype=torch.float64)
     b = {
         "none": 0.0,
@@ -334,7 +343,8 @@ def figure_baselines(lines: Sequence[Line], figure: Any) -> str:
 
 # ------------------------------------------------------------------------------------- reuse: steps for each rollout
 
-EQUAL_ROLLOUTS, EQUAL_UPDATES = 48, 96
+EQUAL_ROLLOUTS = 48
+EQUAL_UPDATES = 96
 REUSE = ["clipped, 1", *(f"{kind}, {steps}" for steps in (2, 4, 8) for kind in ("clipped", "unclipped"))]
 """With one step for each rollout nothing is ever clipped."""
 
@@ -342,7 +352,8 @@ REUSE = ["clipped, 1", *(f"{kind}, {steps}" for steps in (2, 4, 8) for kind in (
 def run_reuse(cell: Cell, rollouts: int = EQUAL_ROLLOUTS, updates: int = EQUAL_UPDATES) -> dict[str, Any]:
     """Train with so many steps for each rollout; measure at equal rollouts and at equal updates."""
     kind, steps = cell.name.split(", ")
-    task, meter = study.TASKS["sorting"], Meter()
+    task = study.TASKS["sorting"]
+    meter = Meter()
     measured: dict[int, dict[str, Any]] = {}
 
     def measure(step: int, model: Any) -> None:
@@ -423,7 +434,8 @@ def figure_reuse(lines: Sequence[Line], figure: Any) -> str:
 
 # ------------------------------------------------------------------------- length: what the aggregation does to lengths
 
-LENGTH_ROLLOUTS, LONGEST = 40, 80
+LENGTH_ROLLOUTS = 40
+LONGEST = 80
 LENGTHS = {
     "token_mean": {},
     "seq_mean_token_mean": {},
@@ -435,7 +447,8 @@ LENGTHS = {
 
 def run_length(cell: Cell, rollouts: int = LENGTH_ROLLOUTS) -> dict[str, Any]:
     """The word problems with one aggregation; lengths of right and wrong completions, rollout by rollout."""
-    task, meter = replace(study.TASKS["word problems"], max_completion_length=LONGEST), Meter()
+    task = replace(study.TASKS["word problems"], max_completion_length=LONGEST)
+    meter = Meter()
     trainer = study.train_once(
         task,
         study.problems("word problems", "train", task.train_problems, cell.seed),
@@ -502,7 +515,8 @@ def run_detox(cell: Cell, *more: str) -> dict[str, Any]:
         metrics = json.loads((Path(folder) / "metrics.json").read_text())
     logs = [log for log in metrics["history"] if log.get("kl_per_completion") is not None and "reward" in log]
     curves = {name: [log.get(key) for log in logs] for name, key in KEPT.items()}
-    steps, coefficient = [log["step"] for log in logs], [log.get("kl_coefficient") for log in logs]
+    steps = [log["step"] for log in logs]
+    coefficient = [log.get("kl_coefficient") for log in logs]
     return {
         "before": metrics["before"],
         "after": metrics["after"],

@@ -41,7 +41,9 @@ from trl_grpo_ext.testing import make_forward, make_rollout, make_terms
 COMPARED = Path(__file__).with_suffix(".yaml")
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "fidelity.jsonl"
 BLOCK = "beside verl and SkyRL"
-ROWS, WIDTH, MICRO_BATCH = 24, 10, 8
+ROWS = 24
+WIDTH = 10
+MICRO_BATCH = 8
 MODULES = {"verl": "verl.trainer.ppo.core_algos", "SkyRL": "skyrl.backends.skyrl_train.utils.ppo_utils"}
 BY_VERL = ("ray", "omegaconf", "tensordict", "tensordict.tensorclass", "orjson", "codetiming", "hydra")
 BY_SKYRL = ("ray", "jaxtyping", "loguru", "skyrl_gym", "skyrl_gym.envs.search.env", "skyrl_gym.envs.sql.env")
@@ -53,11 +55,13 @@ def made_up(batch: str = "", moved: float = 0.6, by_token: bool = False) -> tupl
     drawn = torch.Generator().manual_seed(55)
     uniform_2_B_T = torch.rand(2, ROWS, WIDTH, generator=drawn, dtype=torch.float64)
     normal_3_B_T = torch.randn(3, ROWS, WIDTH, generator=drawn, dtype=torch.float64)
-    rewards_B_K, weights_K = uniform_2_B_T[0, :, :2].clone(), torch.tensor([1.0, 0.5], dtype=torch.float64)
+    rewards_B_K = uniform_2_B_T[0, :, :2].clone()
+    weights_K = torch.tensor([1.0, 0.5], dtype=torch.float64)
     rewards_B_K[:4] = 1.0
     rewards_B_K[4:8] = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     if batch == "equal rewards in float32":
-        rewards_B_K, weights_K = torch.full((ROWS, 2), 0.9), torch.tensor([1.0, 0.0])
+        rewards_B_K = torch.full((ROWS, 2), 0.9)
+        weights_K = torch.tensor([1.0, 0.0])
     rewards_B = (rewards_B_K * weights_K).sum(dim=1)
     members = {"groups of one": 1, "equal rewards in float32": 8}.get(batch, 4)
     old_B_T = -0.1 - 3.0 * uniform_2_B_T[1]
@@ -111,7 +115,8 @@ def trls_loss(settings: Mapping[str, Any], rollout: Rollout, logps_B_T: Any, adv
         model = str(save_tiny_model(Path(folder) / "model"))
         given_class = type("GivenTrainer", (Given, trainer_class), {})
         trainer = given_class(model, length_reward, args, train_dataset=prompts(ROWS))
-    trainer.logps_B_T, trainer.current_gradient_accumulation_steps = logps_B_T, 1
+    trainer.logps_B_T = logps_B_T
+    trainer.current_gradient_accumulation_steps = 1
     inputs = {
         "prompt_ids": rollout.prompt_ids_B_P,
         "prompt_mask": rollout.prompt_mask_B_P,
@@ -128,7 +133,9 @@ def trls_loss(settings: Mapping[str, Any], rollout: Rollout, logps_B_T: Any, adv
 
 def our_loss(row: Mapping[str, Any], rollout: Rollout, logps_B_T: torch.Tensor) -> torch.Tensor:
     """TRL's loss taken apart, with the row's hooks and token losses, aggregated by the row's aggregation."""
-    settings, old_B_T, mask_B_T = row["trl"], rollout.old_logps_B_T, rollout.mask_B_T
+    settings = row["trl"]
+    old_B_T = rollout.old_logps_B_T
+    mask_B_T = rollout.mask_B_T
     forward = make_forward(logps_B_T.detach(), 0.0 * mask_B_T, mask_B_T, old_logps_B_T=old_B_T)
     hooks = load_advantage_hooks(row.get("hooks", []))
     leaf_B_T = flow.apply_hooks(rollout.advantages_B_T, hooks, forward).clone().requires_grad_()
@@ -183,7 +190,8 @@ def configured(config: Any, settings: Mapping[str, Any]) -> Any:
 
 def what_they_take(rollout: Rollout, leaf_B_T: torch.Tensor, mode: str) -> dict[str, Any]:
     """The batch by the names of their parameters; the leaf is log-probabilities, or losses to be aggregated."""
-    mask_B_T, members = rollout.mask_B_T, rollout.num_generations
+    mask_B_T = rollout.mask_B_T
+    members = rollout.num_generations
     last_B_T = (mask_B_T > 0) & (live_tokens_after(mask_B_T > 0) == 0)
     rewards_B_T = torch.where(last_B_T, rollout.rewards_B.unsqueeze(1), 0.0)
     return {

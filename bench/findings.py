@@ -203,12 +203,11 @@ def train(name: str, folder: Path, model: Path) -> None:
         "logging_steps": 1,
         **training.chosen,
     }
-    steps, seed = settings["max_steps"], settings["seed"]
+    steps = settings["max_steps"]
+    seed = settings["seed"]
     keywords = {key: settings.pop(key) for key in ("advantage_hooks",) if key in settings}
-    rows, held_out = (
-        _problems(training, "train", 8 * steps, seed),
-        _problems(training, "test", 32 if training.words else 64, 0),
-    )
+    rows = _problems(training, "train", 8 * steps, seed)
+    held_out = _problems(training, "test", 32 if training.words else 64, 0)
     random.seed(seed)
     torch.manual_seed(seed)
     trainer = GRPOExtTrainer(
@@ -263,7 +262,8 @@ def main(words: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     disable_progress_bar()
     model = sorting.warm_up(options.output / "model", steps=240, slips=0.3, batch_size=64, learning_rate=1e-3, seed=0)
-    lines, verdicts = [], []
+    lines = []
+    verdicts = []
     for name in options.only:
         history, found = found_in(name, options.output, model)
         rewards = [entry["reward"] for entry in history if entry.get("reward") is not None]
@@ -273,7 +273,8 @@ def main(words: list[str] | None = None) -> None:
         kind = "healthy" if name in HEALTHY else "planted"
         lines.append((f"`{name}`", kind, TRAININGS[name].about, moved, said, verdicts[-1]))
         print(name, verdicts[-1], *(f"\n    {one.name}: {one}" for one in found), flush=True)
-    quiet, caught = verdicts.count("quiet"), verdicts.count("found")
+    quiet = verdicts.count("quiet")
+    caught = verdicts.count("found")
     total = [sum(name in of for name in options.only) for of in (HEALTHY, PLANTED)]
     said = f"{quiet} of {total[0]} healthy trainings are quiet, {caught} of {total[1]} planted faults are found"
     where = f"{machine()}; {versions('trl-grpo-ext', 'trl', 'torch')}"

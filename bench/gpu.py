@@ -40,9 +40,12 @@ RECIPES = ROOT / "recipes"
 PAGE = ROOT / "docs" / "evidence.md"
 GB = 1e9
 
-PLAIN, OURS = "plain TRL", "ours"
-DIFFER, EQUAL = "lengths differ, 40 % without signal", "lengths equal, all with signal"
-SMALL, LARGE = "qwen2.5_0.5b.yaml", "qwen2.5_7b_qlora_24gb.yaml"
+PLAIN = "plain TRL"
+OURS = "ours"
+DIFFER = "lengths differ, 40 % without signal"
+EQUAL = "lengths equal, all with signal"
+SMALL = "qwen2.5_0.5b.yaml"
+LARGE = "qwen2.5_7b_qlora_24gb.yaml"
 ESTIMATES = ("doctor's estimate, GB", "estimate / measured")
 PEAKS = ("allocated, GB", "reserved, GB")
 
@@ -122,7 +125,8 @@ class Job:
         """End a stage, with its seconds and peaks; the device has done its work before the clock is read."""
         if self.cuda:
             torch.cuda.synchronize()
-        ended, now = self.stage, time.perf_counter()
+        ended = self.stage
+        now = time.perf_counter()
         if ended is not None:
             self.seconds[ended] = self.seconds.get(ended, 0.0) + now - self.since
             if self.cuda:
@@ -131,7 +135,8 @@ class Job:
                 self.peaks[ended] = (allocated, max(reserved, torch.cuda.max_memory_reserved()))
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
-        self.stage, self.since = stage, time.perf_counter()
+        self.stage = stage
+        self.since = time.perf_counter()
         if ended is not None:
             self.after_stage(ended)
 
@@ -203,7 +208,9 @@ class TimedPlain(Timed, SafeCheckpoints, GRPOTrainer):
     def __init__(self, *arguments: Any, args: Any, **keywords: Any) -> None:
         rewards = load_rewards(args.rewards)
         args.reward_weights = list(rewards.weights)
-        args.rewards, args.compact_updates, args.share_prompts = None, "off", False
+        args.rewards = None
+        args.compact_updates = "off"
+        args.share_prompts = False
         super().__init__(*arguments, reward_funcs=list(rewards), args=args, **keywords)
 
 
@@ -328,7 +335,9 @@ def memory(arm: str) -> None:
 
 def measure_run(name: str, arm: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One run, in a process: its rows, where it ran, and how it failed if it did."""
-    answer, log, failed = folder / "answer.json", folder / "log.txt", None
+    answer = folder / "answer.json"
+    log = folder / "log.txt"
+    failed = None
     answer.write_text('{"rows": {}, "device": "unknown device"}', encoding="utf-8")
     words = [sys.executable, "-m", "bench.gpu", "--only", name, "--arm", arm, "--folder", str(folder)]
     words += ["--device", options.device, *(["--tiny"] if options.tiny else [])]
@@ -349,7 +358,8 @@ def measure_run(name: str, arm: str, folder: Path, options: argparse.Namespace) 
 
 def block(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     """A section's table and where it was measured, of its runs by arm."""
-    columns, lines = SECTIONS[name].columns, []
+    columns = SECTIONS[name].columns
+    lines = []
     for arm, run in runs.items():
         for row in SECTIONS[name].runs[arm]:
             lines.append([row, *(shown(run["rows"].get(row, {}).get(column, "not measured")) for column in columns)])

@@ -51,7 +51,8 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
         for name in settings.methods
         if name != study.PLAIN
     }
-    prompts, done = place.with_suffix(".jsonl"), place / "done"
+    prompts = place.with_suffix(".jsonl")
+    done = place / "done"
     if not done.is_file():
         shutil.rmtree(place, ignore_errors=True)
         rows = study.problems(task, "train", groups, 1000 + SEED)

@@ -63,7 +63,8 @@ def draw(runs: dict[str, list[dict[str, Any]]], file: Path) -> None:
     axes = figure.subplots()
     for number, (arm, found) in enumerate(runs.items()):
         curves = [[log["rewards/json_fields/mean"] for log in run["history"] if "loss" in log] for run in found]
-        steps, color = range(1, len(curves[0]) + 1), f"C{number}"
+        steps = range(1, len(curves[0]) + 1)
+        color = f"C{number}"
         for curve in curves:
             axes.plot(steps, curve, color=color, alpha=0.35, linewidth=1)
         axes.plot(

@@ -47,9 +47,11 @@ from trl_grpo_ext.testing import make_rollout
 
 DIGITS = "0123456789"
 COUNTS = (1, 2, 4, 8, 16)
-GROUP, PROMPTS = 4, 4  # completions of a prompt, prompts of a step
+GROUP = 4  # completions of a prompt
+PROMPTS = 4  # of a step
 COMPLETIONS = GROUP * PROMPTS  # of a step, also with other groups
-TARGET, STEPS = 0.8, 120
+TARGET = 0.8
+STEPS = 120
 ARMS = ("share", "part_credit")
 DENSE = ("share", "teacher")
 NAMES = {"teacher": "teacher_log_ratio"}
@@ -105,7 +107,8 @@ def make_start(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     torch.manual_seed(0)
-    rng, tokenizer = random.Random(0), make_tokenizer()
+    rng = random.Random(0)
+    tokenizer = make_tokenizer()
     model = make_untrained_model(
         tokenizer, hidden_size=96, intermediate_size=256, num_hidden_layers=2, max_position_embeddings=128
     )
@@ -155,7 +158,8 @@ def sampled(model: Any, tokenizer: Any, rows: Sequence[Row], count: int, each: i
 
 def measure(start: Path, folder: Path, count: int, size: int) -> list[str]:
     """A row of the table: the worth of each selection at this number of parts."""
-    tokenizer, model = AutoTokenizer.from_pretrained(start), AutoModelForCausalLM.from_pretrained(start)
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    model = AutoModelForCausalLM.from_pretrained(start)
     torch.manual_seed(77)
     rows = problems("gradients", size, count, 77)
     said = sampled(model, tokenizer, rows, count, GROUP)
@@ -184,7 +188,8 @@ def measure(start: Path, folder: Path, count: int, size: int) -> list[str]:
     assert found is not None
     by_name = {one.name: one for one in found.selections}
     right = statistics.mean(share(said, [row["answer"] for row in rows for _ in range(GROUP)]))
-    plain, parts = by_name["share"], by_name["part_credit"]
+    plain = by_name["share"]
+    parts = by_name["part_credit"]
     shuffled = by_name.get("places shuffled")
     return [
         str(count),
@@ -232,7 +237,9 @@ class Held(TrainerCallback):
     """The share of right answers on held-out prompts, every few steps; a training that meets the target ends."""
 
     def __init__(self, count: int, every: int) -> None:
-        self.count, self.every, self.target = count, every, TARGET
+        self.count = count
+        self.every = every
+        self.target = TARGET
         self.rows = problems("heldout", max(64, 1024 // count), count, 0)
         self.curve: list[tuple[int, float]] = []
 
@@ -244,7 +251,8 @@ class Held(TrainerCallback):
             control.should_training_stop = self._measure(state.global_step, keywords) >= self.target
 
     def _measure(self, step: int, keywords: Any) -> float:
-        model, tokenizer = keywords["model"], keywords["processing_class"]
+        model = keywords["model"]
+        tokenizer = keywords["processing_class"]
         model.eval()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
@@ -265,7 +273,8 @@ def completions_to(target: float, curve: Sequence[Sequence[float]], each: int) -
 
 def work(run: Run, start: Path, save_to: Path | None = None) -> dict[str, Any]:
     """One training: its line of the file. What is saved is trained to the last step."""
-    begun, held = time.process_time(), Held(run.parts, 2)
+    begun = time.process_time()
+    held = Held(run.parts, 2)
     settings: dict[str, Any] = {
         "seed": run.seed,
         "learning_rate": run.rate,
@@ -327,7 +336,8 @@ def make_teacher(start: Path) -> None:
 def dense(options: argparse.Namespace, start: Path) -> None:
     """A teacher's log-ratio per token against the outcome reward."""
     make_teacher(start)
-    options.parts, options.groups = [TAUGHT], [GROUP]
+    options.parts = [TAUGHT]
+    options.groups = [GROUP]
     run_paired(options, start, DENSE)
 
 
@@ -352,7 +362,8 @@ def training(options: argparse.Namespace, start: Path) -> None:
 
 def run_paired(options: argparse.Namespace, start: Path, arms: Sequence[str]) -> None:
     """Tune each arm, train it on the paired seeds, and show how many completions it took."""
-    results, one = Results(RUNS), partial(work, start=start)
+    results = Results(RUNS)
+    one = partial(work, start=start)
     cells = [(count, group) for count in options.parts for group in options.groups]
     tuning = [
         Run("tuning", arm, count, group, rate, seed)
@@ -388,7 +399,8 @@ def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]], arms: 
             rates[cell] = line["rate"]
     rows = []
     for _, count, group in [cell for cell in sorted(found) if cell[0] == base]:
-        plain, parts = found[base, count, group], found.get((other, count, group), {})
+        plain = found[base, count, group]
+        parts = found.get((other, count, group), {})
         seeds = sorted({*plain} & {*parts})
         row = [str(count), str(group), str(len(seeds))]
         if not seeds:
@@ -433,7 +445,9 @@ def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
 
 def speed(options: argparse.Namespace) -> None:
     """Scores of 512 completions of 16 parts, as tensors and as tokens; what each token wrote is known already."""
-    rows, count, words = 512, 16, 64
+    rows = 512
+    count = 16
+    words = 64
     texts = [" ".join(f"{row + n:05d}" for n in range(words)) for row in range(rows)]
     offsets = [[(6 * n - (n > 0), 6 * n + 5) for n in range(words)] for _ in range(rows)]
     rollout = make_rollout([words] * rows, texts=texts, completions=texts, offsets=lambda row: offsets[row])

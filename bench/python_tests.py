@@ -7,7 +7,8 @@ from typing import Any
 
 from trl_grpo_ext.rewards.python_tests import PythonTests
 
-COMPLETIONS, ROUNDS = 60, 5
+COMPLETIONS = 60
+ROUNDS = 5
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 SORT = "```python\ndef sort(a):\n    a.sort()\n```"
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
@@ -28,7 +29,8 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, 2 workers")
     for name, (completion, tests) in CASES.items():
         reward = PythonTests(workers=2)
-        completions, columns = [completion] * COMPLETIONS, {"tests": [tests] * COMPLETIONS}
+        completions = [completion] * COMPLETIONS
+        columns = {"tests": [tests] * COMPLETIONS}
         reward(completions[:2], tests=columns["tests"][:2])  # starts the server
         best = float("inf")
         for _ in range(ROUNDS):

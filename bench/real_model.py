@@ -28,7 +28,8 @@ from common.quantised import keep_4_bit_trainable, keep_adapters_in_float32
 
 from json_fields.task import REWARD, make_problems
 
-STEPS, GROUP = 3, 4
+STEPS = 3
+GROUP = 4
 PLAIN = "plain TRL"
 ARMS: dict[str, dict[str, Any]] = {
     "nothing selected": {},
@@ -45,7 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
     """A `rollout_func` that answers each row of a group in a way of its own."""
-    tokenizer, rows = trainer.processing_class, make_problems("train", STEPS, 0)
+    tokenizer = trainer.processing_class
+    rows = make_problems("train", STEPS, 0)
     right = {row["prompt"][-1]["content"]: row["fields"] for row in rows}
     asked = [prompt[-1]["content"] for prompt in prompts]
     prompt_ids = [tokenizer.apply_chat_template(p, add_generation_prompt=True)["input_ids"] for p in prompts]

@@ -39,10 +39,12 @@ from bench.turns import Meter
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.launch.doctor.command import examine
 
-GROUPS, MEMBERS = 4, 8
+GROUPS = 4
+MEMBERS = 8
 ALONE = ("python", "-m", "trl_grpo_ext.launch.doctor.settings_alone")
 TEMPERATURE = 0.6  # at 1.0 hardly any of 200 answers of SmolLM2-135M is right
-WIDE, PRODUCTS = 8192, {"aten::mm", "aten::addmm", "aten::addmm_"}
+WIDE = 8192
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_"}
 ARMS = (PLAIN, EXACT, SHARED)
 REWARDS = ("real", "signal everywhere")
 TITLES = (
@@ -96,7 +98,8 @@ class Recorded:
     """Rollouts and rewards of recorded groups."""
 
     def __init__(self, size: Size, groups: Sequence[Group]) -> None:
-        self.size, self.groups = size, groups
+        self.size = size
+        self.groups = groups
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
         prompt_ids = [group.prompt for group in self.groups for _ in group.completions]
@@ -150,7 +153,8 @@ def measure(
 ) -> None:
     """One update of an arm in each cell, and with `head` another one that finds its share."""
     for name, groups in cells.items():
-        match.script.groups, cell = groups, found[name]
+        match.script.groups = groups
+        cell = found[name]
         Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts from here
         turn = match.turn(arm)
         cell["peak"][arm] = max(cell["peak"].get(arm, 0), resident("VmHWM") - held)
@@ -185,7 +189,8 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
 def kept_groups(options: argparse.Namespace) -> dict[int, list[Group]]:
     """Groups of each limit, sampled where they are not there yet: all problems at the first, then only those chosen."""
     lines = options.problems.read_text(encoding="utf-8").splitlines()[: options.count]
-    problems, kept = [json.loads(line) for line in lines], {}
+    problems = [json.loads(line) for line in lines]
+    kept = {}
     for limit in options.limits:
         file = options.kept / f"completions_{limit}.json"
         if not file.exists():
@@ -223,7 +228,9 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    rows, gap, answered = [], 0.0, []
+    rows = []
+    gap = 0.0
+    answered = []
     for limit, groups in kept_groups(options).items():
         real = half_silent(groups)
         mixed = sum(0 < sum(group.right) < MEMBERS for group in groups)
@@ -249,7 +256,8 @@ def main(given: Sequence[str] | None = None) -> None:
                 del match
         rows += [cells_of(name, cell) for name, cell in found.items()]
         for cell in found.values():
-            least, most = min(cell["norm"].values()), max(cell["norm"].values())
+            least = min(cell["norm"].values())
+            most = max(cell["norm"].values())
             gap = max(gap, (most - least) / max(most, 1e-9))
     said = (
         f"{GROUPS * MEMBERS} completions in groups of {MEMBERS}, micro-batches of {options.rows}; best of "

@@ -52,9 +52,12 @@ class Measures(TrainerCallback):
     """
 
     def __init__(self, task: str, tokens: Mapping[str, int], updates: Mapping[str, int]) -> None:
-        self.task, self.found = task, dict[str, dict[str, float]]()
-        self.tokens, self.updates = tokens, updates
-        self.generated, self.kept = 0, list[float]()
+        self.task = task
+        self.found = dict[str, dict[str, float]]()
+        self.tokens = tokens
+        self.updates = updates
+        self.generated = 0
+        self.kept = list[float]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
         if not logs or "completions/mean_length" not in logs:
@@ -97,7 +100,8 @@ class Run:
 
 def work(run: Run, folder: Path) -> dict[str, Any]:
     """One training: the line of `results.jsonl`."""
-    started, settings = time.process_time(), TASKS[run.task]
+    started = time.process_time()
+    settings = TASKS[run.task]
     measures = Measures(run.task, {"tokens": TOKENS[run.task]}, {"updates": UPDATES[run.task]})
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         train_once(
@@ -108,7 +112,8 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
             {"learning_rate": RATES[run.task], **METHODS[run.method]},
             callbacks=[measures],
         )
-    accuracy, seconds = measures.found["tokens"]["accuracy"], round(time.process_time() - started, 2)
+    accuracy = measures.found["tokens"]["accuracy"]
+    seconds = round(time.process_time() - started, 2)
     return {**asdict(run), **measures.found, "accuracy": accuracy, "seconds": seconds}
 
 

@@ -68,7 +68,9 @@ def inclusion_pair_spans(text: str, answer: str) -> list[Span]:
     Both count as shares, so the spans of a right answer sum to 2 and those of any other text to less. Digits count as
     often as the prompt has them.
     """
-    longest, left, spans = max(len(text), len(answer)), Counter(answer), []
+    longest = max(len(text), len(answer))
+    left = Counter(answer)
+    spans = []
     for i, digit in enumerate(text):
         worth = 0.0
         if left[digit] > 0:
@@ -127,7 +129,8 @@ def warm_up(folder: Path, *, steps: int, slips: float, batch_size: int, learning
     tokenizer = make_tokenizer()
     model = make_untrained_model(tokenizer, **SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    rows, rng = problems("train", steps * batch_size, seed), random.Random(seed)
+    rows = problems("train", steps * batch_size, seed)
+    rng = random.Random(seed)
     for step in range(steps):
         examples = []
         for row in rows[step * batch_size : (step + 1) * batch_size]:

@@ -186,7 +186,8 @@ def measure(task: str, split: str, model: Any, tokenizer: Any, longest: int | No
         ended = (ids == tokenizer.eos_token_id).cumsum(dim=1)
         lengths += ((ended == 0).sum(dim=1) + (ended[:, -1] > 0)).tolist()  # what follows the end is padding
     columns: Any = {"completions": texts, "answer": [row["answer"] for row in rows]}
-    rewards, right = settings.reward(**columns), settings.accuracy(**columns)
+    rewards = settings.reward(**columns)
+    right = settings.accuracy(**columns)
     return {
         "accuracy": right.count(1.0) / len(rows),
         "reward": sum(map(float, rewards)) / len(rows),
@@ -208,7 +209,9 @@ class TokenBudget(TrainerCallback):
     """Ends the training with the generation batch that reaches a number of completion tokens, padding not counted."""
 
     def __init__(self, tokens: int, batch_size: int) -> None:
-        self.tokens, self.batch_size, self.generated = tokens, batch_size, 0
+        self.tokens = tokens
+        self.batch_size = batch_size
+        self.generated = 0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
         # With a log at every step, and a step for every generation batch, this mean is over one batch.
@@ -346,7 +349,8 @@ def check_settings(folder: Path) -> None:
         "versions": versions(),
         "machine": machine(),
     }
-    text, path = json.dumps(settings, indent=1, sort_keys=True), folder / "settings.json"
+    text = json.dumps(settings, indent=1, sort_keys=True)
+    path = folder / "settings.json"
     if path.exists() and path.read_text() != text:
         raise SystemExit(f"error: {path} says that the results there were made with other settings or versions.")
     path.write_text(text)

@@ -21,7 +21,8 @@ Line = Mapping[str, Any]
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values for multiple tests (Holm): below 0.05, a result holds at a family-wise error rate of 5 %."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     for rank, i in enumerate(order):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
@@ -31,7 +32,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def t_within(t: float, df: int) -> float:
     """P(|X| < |t|) for Student's t with an integer number of degrees of freedom: a finite sum, no approximation."""
     angle = math.atan(abs(t) / math.sqrt(df))
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
     for k in range(df % 2, df - 1, 2):  # odd: cos + 2/3 cos³ + ...; even: 1 + 1/2 cos² + ...
         total += term
@@ -41,7 +43,8 @@ def t_within(t: float, df: int) -> float:
 
 def t_quantile(within: float, df: int) -> float:
     """The t with `t_within(t, df) == within`; 2.776 for 95 % and 4 degrees of freedom."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while t_within(high, df) < within:
         high *= 2
     for _ in range(100):
@@ -64,7 +67,8 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """From at least two values. Where all are equal the interval is that point."""
-    mean, df = statistics.fmean(values), len(values) - 1
+    mean = statistics.fmean(values)
+    df = len(values) - 1
     error = statistics.stdev(values) / math.sqrt(len(values))
     if error == 0:
         return Estimate(mean, 0.0, float(mean == 0))

@@ -41,7 +41,8 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], said
 
 def write_block(page: Path, name: str, content: str, *, create: bool = False) -> None:
     """Write between the markers that a page has under this name; `create` puts them at its end if it has none."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    begin = f"<!-- {name} -->"
+    end = f"<!-- end of {name} -->"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     if create and begin not in text:
         text = f"{text}\n{begin}\n{end}\n" if text else f"{begin}\n{end}\n"

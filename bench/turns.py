@@ -64,7 +64,9 @@ class Turns(TrainerCallback):
     """
 
     def __init__(self, meter: Meter, conductor: threading.Semaphore) -> None:
-        self.meter, self.conductor, self.own = meter, conductor, threading.Semaphore(0)
+        self.meter = meter
+        self.conductor = conductor
+        self.own = threading.Semaphore(0)
         self.trainer: Any = None
         self.enough = False
         self.around: AbstractContextManager[Any] = nullcontext()
@@ -93,7 +95,8 @@ class TakingTurns:
     """Trainings in threads of their own, one for each arm, which `build` makes of its name and its callback."""
 
     def __init__(self, arms: Iterable[str], build: Callable[[str, Turns], Any]) -> None:
-        self.meter, self.conductor = Meter(), threading.Semaphore(0)
+        self.meter = Meter()
+        self.conductor = threading.Semaphore(0)
         self.turns = {arm: Turns(self.meter, self.conductor) for arm in arms}
         self.failed: list[BaseException] = []
         for arm, turns in self.turns.items():

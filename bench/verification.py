@@ -116,9 +116,11 @@ def integrals() -> None:
     reward = MathAccuracy(workers=2, cache=0)
     table = Table("", "CPU s", "s", "outcomes", title=f"{len(INTEGRALS)} slow integrals, 2 workers")
     for name in ("the first batch", "the next"):
-        before, begun = cpu_seconds(), time.perf_counter()
+        before = cpu_seconds()
+        begun = time.perf_counter()
         judged = reward.judge(INTEGRALS, ["18"] * len(INTEGRALS))
-        wall, cpu = time.perf_counter() - begun, cpu_seconds() - before
+        wall = time.perf_counter() - begun
+        cpu = cpu_seconds() - before
         ends = dict(Counter(one.outcome.value for one in judged))
         table.add_row(name, f"{cpu:.1f}", f"{wall:.1f}", str(ends))
     reward.close()
@@ -130,7 +132,8 @@ def integrals() -> None:
 
 def integers(group: random.Random, rng: random.Random) -> Pair:
     number = group.randrange(10_000)
-    price, answer = rng.randrange(1000), rng.choice([number, number, number + rng.randrange(99)])
+    price = rng.randrange(1000)
+    answer = rng.choice([number, number, number + rng.randrange(99)])
     return f"{number}", f"She makes {price} * 2 = ${2 * price} in two days. The answer is \\boxed{{{answer}}}."
 
 
@@ -141,14 +144,17 @@ def decimals(group: random.Random, rng: random.Random) -> Pair:
 
 
 def fractions(group: random.Random, rng: random.Random) -> Pair:
-    a, b = group.randrange(1, 500), group.randrange(2, 500)
+    a = group.randrange(1, 500)
+    b = group.randrange(2, 500)
     times = rng.randrange(1, 9)
     answer = rng.choice([f"\\frac{{{a}}}{{{b}}}", f"\\dfrac{{{times * a}}}{{{times * b}}}", f"{a + times}/{b}"])
     return f"$\\frac{{{a}}}{{{b}}}$", f"Of {rng.randrange(1000)} cases, the probability is \\boxed{{{answer}}}."
 
 
 def mixed(group: random.Random, rng: random.Random) -> Pair:
-    a, b, kind = group.randrange(2, 1000), group.randrange(2, 1000), group.randrange(7)
+    a = group.randrange(2, 1000)
+    b = group.randrange(2, 1000)
+    kind = group.randrange(7)
     c = rng.choice([a, a, rng.randrange(2, 1000)])
     return [
         (f"${a}$", f"The answer is \\boxed{{{c}}}."),
@@ -299,11 +305,14 @@ def _in_turns(pairs: Sequence[Pair]) -> tuple[list[float], list[float], int]:
     time.sleep(10)  # as the model is loaded meanwhile
     for arm in arms:
         arm([("$x$", "\\boxed{y}")] * 2)
-    wall, cpu, differ = [0.0] * 3, [0.0] * 3, 0
+    wall = [0.0] * 3
+    cpu = [0.0] * 3
+    differ = 0
     for start in range(0, len(pairs), 64):
         scores: dict[int, Any] = {}
         for arm in (0, 1, 2) if start % 128 else (2, 1, 0):
-            before, begun = cpu_seconds(), time.perf_counter()
+            before = cpu_seconds()
+            begun = time.perf_counter()
             scores[arm] = arms[arm](pairs[start : start + 64])
             wall[arm] += time.perf_counter() - begun
             cpu[arm] += cpu_seconds() - before

@@ -94,7 +94,9 @@ def measure(model: str, trainer_dtype: str, engine_dtype: str | None, sizes: dic
         settings |= {"vllm_max_model_length": 128 + sizes["tokens"]}
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in questions]})
     trainer = Timed(model, length_reward, arguments(Path(folder), **settings), train_dataset=data)
-    trainer.generated, trainer.whole, trainer.ratios = [], [], []
+    trainer.generated = []
+    trainer.whole = []
+    trainer.ratios = []
     trainer.train()
     generation = sum(trainer.generated) / sizes["steps"]
     found: dict[str, Any] = {"generation": generation, "rest": sum(trainer.whole) / sizes["steps"] - generation}

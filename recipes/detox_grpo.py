@@ -100,7 +100,8 @@ def main() -> None:
     check_setup(args, model_args, PartialState(), asked)
     kl_hook = use_reference(args, model_args)
 
-    model, counts = str(model_args.model_name_or_path), (recipe.train_prompts, recipe.eval_prompts)
+    model = str(model_args.model_name_or_path)
+    counts = (recipe.train_prompts, recipe.eval_prompts)
     has_chat_template(model, model_args.model_revision, args.trust_remote_code)  # does the model exist?
     if recipe.dataset_path is not None:
         rows = prompts_from_file(recipe.dataset_path, *counts)

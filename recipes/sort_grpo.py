@@ -55,9 +55,11 @@ def main() -> None:
     """Choose, make a model, train between two evaluations, save."""
     quiet_libraries()
     recipe, args, model_args = parse()
-    state, asked = PartialState(), asked_for(model_args, None, None)
+    state = PartialState()
+    asked = asked_for(model_args, None, None)
     untrained = Path(args.output_dir) / "untrained"
-    named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(untrained)
+    named = model_args.model_name_or_path
+    model = model_args.model_name_or_path or str(untrained)
     check_setup(args, model_args, state, asked)
 
     size = {"numbers": recipe.numbers, "largest": recipe.largest, "seed": args.seed}
@@ -82,7 +84,8 @@ def main() -> None:
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
     """Command line over `--config` over `configs/sort.yaml`, and the plugins that the choices come down to."""
-    words, config = sys.argv[1:], config_of(sys.argv[1:])
+    words = sys.argv[1:]
+    config = config_of(sys.argv[1:])
     recipe: RecipeArguments
     args: GRPOExtConfig
     parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])

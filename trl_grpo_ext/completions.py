@@ -39,7 +39,8 @@ class Place(NamedTuple):
     turn: int | None = None
 
 
-WHOLE, END = Place(), Place(None)
+WHOLE = Place()
+END = Place(None)
 
 
 class Part(NamedTuple):
@@ -125,7 +126,9 @@ def _checked_places(given: Any) -> tuple[Place, ...]:
 
 def _renamed(parts: Sequence[Part]) -> list[Part]:
     """The parts under names that are all different."""
-    taken, numbers, new = {part.name for part in parts}, dict[str, int](), list[Part]()
+    taken = {part.name for part in parts}
+    numbers = dict[str, int]()
+    new = list[Part]()
     for part in parts:
         name = part.name
         while name in taken and part.name in numbers:

@@ -466,7 +466,8 @@ class Declaration:
     def __post_init__(self) -> None:
         """Refuse a value that is not of its field's type, or not one of the known names."""
         for one in fields(self):
-            value, known = vars(self)[one.name], self.KNOWN.get(one.name)
+            value = vars(self)[one.name]
+            known = self.KNOWN.get(one.name)
             what, fits = _TYPES[str(one.type)]
             if known is not None:
                 what = f"{what}, of {', '.join(map(repr, known)) or 'none'}"
@@ -606,7 +607,8 @@ _TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 # ------------------------------------------------------------------------------------- what few plugins need: teachers
 
 
-POLICY, REFERENCE = "policy", "reference"
+POLICY = "policy"
+REFERENCE = "reference"
 """Teachers that are no other model: the policy as it generated, and the one that TRL keeps as the reference."""
 _GIVEN = " given "
 

@@ -24,7 +24,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 EMBEDDED = Path(__file__).resolve().parents[1] / "embedded" / "model"
 HELDOUT_SHARE = 0.2
 RIGHT_PHASE = 0.6  # of the steps: every answer by right calls
-CALLING, BROKEN = 0.25, 0.5  # of the answers of the second phase that call, and of the calls that are broken
+CALLING = 0.25  # of the answers of the second phase
+BROKEN = 0.5  # of these calls
 _SUM = re.compile(r"\d{1,6}(?:[+*-]\d{1,6}){1,4}")
 
 CHAT_TEMPLATE = (

@@ -22,7 +22,9 @@ from embedded.make_model import make_untrained_model
 from sorting.task import make_tokenizer
 from transformers import AutoTokenizer
 
-COINS, TURNS, LARGEST = 8, 6, 9
+COINS = 8
+TURNS = 6
+LARGEST = 9
 HELDOUT_SHARE = 0.2
 GREEDY_PHASE = 0.6  # of the supervised steps: the larger end
 SIDES = ("left", "right")

@@ -40,7 +40,9 @@ def train_and_report(
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Load, evaluate, train, evaluate, save; the last line of a recipe's `main`."""
-    model, samples, train_rows = str(model_args.model_name_or_path), samples_per_problem(args), rows[0]
+    model = str(model_args.model_name_or_path)
+    samples = samples_per_problem(args)
+    train_rows = rows[0]
     processes = PartialState().num_processes
     if eval_temperature is not None and not (math.isfinite(eval_temperature) and eval_temperature > 0):
         raise RecipeError(f"--eval_temperature must be a positive number, got {eval_temperature!r}.")
@@ -63,8 +65,10 @@ def train_and_report(
     counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
     done = train_and_score(trainer, asked, *notes, counts)
     if trainer.is_world_process_zero():
-        folder, history = Path(args.output_dir), trainer.state.log_history
-        before, after = table(done.before), table(done.after)
+        folder = Path(args.output_dir)
+        history = trainer.state.log_history
+        before = table(done.before)
+        after = table(done.after)
         run = {
             "model": model,
             "eval_temperature": eval_temperature or args.temperature,

@@ -75,7 +75,8 @@ def problems_from_hub(name: str, config: str | None, held_out: int) -> tuple[lis
     splits = from_hub(name, config)
     if not {"train", "test"} <= set(splits):
         raise RecipeError(f"The data set {name!r} has the splits {', '.join(splits)}; 'train' and 'test' are needed.")
-    train, test = splits["train"].to_list(), splits["test"].to_list()[:held_out]
+    train = splits["train"].to_list()
+    test = splits["test"].to_list()[:held_out]
     for split, rows in (("train", train), ("test", test)):
         for number, row in enumerate(rows, start=1):
             check_row(row, f"{name} ({split}), row {number}")

@@ -13,7 +13,8 @@ class ShortLines(PrinterCallback):
         """Print a line for a training batch, or for an evaluation."""
         when = "eval_" if "eval_reward" in logs else ""
         if state.is_world_process_zero and logs.get(f"{when}reward") is not None:
-            reward, length = logs[f"{when}reward"], logs[f"{when}completions/mean_length"]
+            reward = logs[f"{when}reward"]
+            length = logs[f"{when}completions/mean_length"]
             what = "held out" if when else "training"
             print(f"step {state.global_step:>4}  {what}: reward {reward:.3f}, length {length:.1f}", flush=True)
 

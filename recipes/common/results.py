@@ -63,7 +63,8 @@ def print_places(folder: Path, **files: Path) -> None:
     """Print where the results are, and the command that shows them."""
     for name, path in {"model": folder, **files}.items():
         print(f"{name:7} {path}")
-    command, ours = "trl-grpo-ext", Path(sys.executable).with_name("trl-grpo-ext")
+    command = "trl-grpo-ext"
+    ours = Path(sys.executable).with_name("trl-grpo-ext")
     if which(command) is None and ours.exists():
         command = min(str(ours), os.path.relpath(ours), key=len)
     print(f"report  {shlex.join([command, 'report', str(folder), '--open'])}")

@@ -86,10 +86,12 @@ def embedded_or_hub(command_line: Sequence[str], config: Mapping[str, Any]) -> t
     named = value_of("model_name_or_path", command_line, config)
     wanted = value_of("embedded", command_line, config)
     if wanted is not None:
-        embedded, why = str(wanted).lower() in ("true", "1", "yes"), "asked for"
+        embedded = str(wanted).lower() in ("true", "1", "yes")
+        why = "asked for"
     else:
         cuda = torch.cuda.is_available()
-        embedded, why = named is None and not cuda, "a CUDA device is here" if cuda else "no CUDA device is here"
+        embedded = named is None and not cuda
+        why = "a CUDA device is here" if cuda else "no CUDA device is here"
     return embedded, why if named is None else "the model is named"
 
 
@@ -140,7 +142,8 @@ def check_setup(
     target = model_args.lora_target_modules
     if isinstance(target, str) and target.isidentifier():  # TRL unwraps a list of one, PEFT then reads it as a regex
         model_args.lora_target_modules = [target]
-    eval_batch, samples = args.per_device_eval_batch_size * state.num_processes, samples_per_problem(args)
+    eval_batch = args.per_device_eval_batch_size * state.num_processes
+    samples = samples_per_problem(args)
     if eval_batch % samples:
         raise RecipeError(
             f"The evaluation batch of {eval_batch} completions (per_device_eval_batch_size times processes) cannot be "
@@ -175,6 +178,8 @@ def _check_quantisation(args: GRPOConfig, model_args: ModelConfig) -> None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise RecipeError("Quantised weights need bitsandbytes, which is not installed: pip install bitsandbytes")
+    if model_args.load_in_4bit and model_args.dtype == "auto":
+        raise RecipeError("load_in_4bit computes in the dtype, which must not be auto. Write dtype: bfloat16")
     if wrong := quantised_with_vllm(args.use_vllm, quantised=True):
         raise RecipeError(" ".join(wrong))
 

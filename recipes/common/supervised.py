@@ -40,9 +40,11 @@ def parse_with_credit(
 
 def start_from(args: GRPOExtConfig, model_args: ModelConfig, make: Callable[[Path], None]) -> ExpectedRun:
     """Check the set-up, and make the model to start from unless one is named."""
-    state, asked = PartialState(), asked_for(model_args, None, None)
+    state = PartialState()
+    asked = asked_for(model_args, None, None)
     supervised = Path(args.output_dir) / "supervised"
-    named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(supervised)
+    named = model_args.model_name_or_path
+    model = model_args.model_name_or_path or str(supervised)
     check_setup(args, model_args, state, asked)
     with loading_errors(model), state.main_process_first():
         if named is None and state.is_main_process:
@@ -79,7 +81,8 @@ def train_supervised(
 
 def encode(tokenizer: Any, conversations: Sequence[Conversation]) -> Mapping[str, torch.Tensor]:
     """A batch with labels only on what the model writes."""
-    rows, labels = [], []
+    rows = []
+    labels = []
     for prompt, said in conversations:
         (ids,) = tokenizer.apply_chat_template([prompt], return_dict=False)
         ids = list(ids)

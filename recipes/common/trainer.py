@@ -89,7 +89,8 @@ def exit_if_stopped(trainer: RecipeTrainer) -> None:
     stopped_by = trainer.stopped_by_signal
     if stopped_by is None:
         return
-    step, folder = trainer.state.global_step, trainer.args.output_dir
+    step = trainer.state.global_step
+    folder = trainer.args.output_dir
     trainer.accelerator.print(
         f"{stopped_by.name}: saved checkpoint-{step} in {folder}; continue with --resume_from_checkpoint true",
         flush=True,

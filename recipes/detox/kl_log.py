@@ -41,13 +41,15 @@ class KLMeter:
         logps_B_T = logps_of("old_logps", rollout).float()
         ref_logps_B_T = logps_of(self.reference, rollout).float()
         kl_B = torch.where(rollout.mask_B_T > 0, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1)
-        kl_N, lengths_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B)
+        kl_N = rollout.gather(kl_B)
+        lengths_N = rollout.gather(rollout.lengths_B)
         self._seen[rollout.training].append(kl_N[lengths_N > 0].cpu())
         return advantages_B_T
 
     def take(self, training: bool) -> float | None:
         """The mean since the last call; None if there was no completion."""
-        seen, self._seen[training] = self._seen[training], []
+        seen = self._seen[training]
+        self._seen[training] = []
         values = torch.cat(seen) if seen else torch.empty(0)
         return float(values.mean()) if len(values) else None
 

@@ -194,11 +194,13 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
-    model, classifier = make_language_model(tokenizer), make_classifier(tokenizer)
+    model = make_language_model(tokenizer)
+    classifier = make_classifier(tokenizer)
     train(model, tokenizer, reply_batch, steps=args.steps, seed=args.seed)
     train(classifier, tokenizer, label_batch, steps=args.classifier_steps, seed=args.seed + 1)
 
-    drawn, rng = draw_scenes("heldout", args.eval_size, args.seed), random.Random(args.seed)
+    drawn = draw_scenes("heldout", args.eval_size, args.seed)
+    rng = random.Random(args.seed)
     replies = sample_replies(model, tokenizer, drawn)
     verdicts = [judge(reply) for reply in replies]
     numbers = {

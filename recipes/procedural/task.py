@@ -70,7 +70,8 @@ class Solved:
     """1.0 where the verifier of this task gives the full score, else 0.0; None in other tasks' rows."""
 
     def __init__(self, task: str, extract: str) -> None:
-        self.task, self.extract = task, extract
+        self.task = task
+        self.extract = extract
         self.__name__ = f"solved_{task}"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:

@@ -76,7 +76,8 @@ def choose_objective(args: GRPOExtConfig, objective: str, given: Sequence[str]) 
             f"--objective {objective} is per token: leave --importance_sampling_level "
             f"{args.importance_sampling_level} away."
         )
-    args.epsilon, args.epsilon_high = NEVER_CLIPS, None
+    args.epsilon = NEVER_CLIPS
+    args.epsilon_high = None
     if objective == "naive":
         args.advantage_hooks = [*(args.advantage_hooks or []), NAIVE]
 

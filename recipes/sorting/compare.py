@@ -83,7 +83,8 @@ def run(folder: Path, name: str, seed: int, settings: list[str]) -> dict[str, An
     """Run one setting with one seed, unless it has been, and return its `metrics.json`."""
     output = folder / f"{name.replace(' ', '_')}_seed_{seed}"
     words = [*shlex.split(RUNS[name]), *settings, "--seed", str(seed)]
-    last, metrics = output / "command.json", output / "metrics.json"
+    last = output / "command.json"
+    metrics = output / "metrics.json"
     if not (metrics.is_file() and last.is_file() and json.loads(last.read_text()) == words):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(RECIPE), *words, "--output_dir", str(output)]
@@ -103,7 +104,8 @@ def draw(path: Path, done: dict[tuple[str, int], dict[str, Any]], seeds: list[in
             panel = axes[row][column]
             for label, name in names.items():
                 curves = [points(done[name, seed]["history"], key) for seed in seeds]
-                steps, mean = curves[0][0], [statistics.fmean(at) for at in zip(*(y for _, y in curves), strict=True)]
+                steps = curves[0][0]
+                mean = [statistics.fmean(at) for at in zip(*(y for _, y in curves), strict=True)]
                 (line,) = panel.plot(steps, mean, label=label, linewidth=1.8)
                 for x, y in curves if len(curves) > 1 else []:
                     panel.plot(x, y, color=line.get_color(), linewidth=0.5, alpha=0.5)

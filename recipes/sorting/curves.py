@@ -22,7 +22,8 @@ def save_curves(folder: Path, history: Sequence[Log], before: Mapping[str, float
     panels = [key for key in ("loss", "kl") if points(history, key)[0]]
     figure = Figure(figsize=(7, 3.5 + 1.5 * len(panels)), layout="constrained")
     axes = figure.subplots(1 + len(panels), 1, sharex=True, squeeze=False, height_ratios=[3.0, *[1.2] * len(panels)])
-    top, last = axes[0][0], max((int(log["step"]) for log in history), default=0)
+    top = axes[0][0]
+    last = max((int(log["step"]) for log in history), default=0)
     for name in REWARDS:
         (line,) = top.plot(*points(history, f"rewards/{name}/mean"), label=name)
         ends = [(step, values[name]) for step, values in ((0, before), (last, after)) if name in values]

@@ -31,7 +31,8 @@ class ResponseLog:
     declares = HookDeclaration(role="transform", needs=("old_logps",), independent=True)
 
     def __init__(self, *, file: str, every: int = 5) -> None:
-        self.file, self.every = Path(file), every
+        self.file = Path(file)
+        self.every = every
         self._prompts: dict[tuple[object, ...], str] = {}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -60,7 +60,9 @@ def sort_inclusion(
 
 
 def _bounded(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
-    left, before, spans = Counter(task), None, []
+    left = Counter(task)
+    before = None
+    spans = []
     for place, got in enumerate(answer):
         points = 0.0
         if got.value is not None:
@@ -75,7 +77,9 @@ def _bounded(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
 
 def _as_lectured(task: Sequence[int], answer: Sequence[_Found]) -> list[Span]:
     """The first such number of the answer earns the points of all its equals."""
-    wanted, before, spans = Counter(task), None, []
+    wanted = Counter(task)
+    before = None
+    spans = []
     for got in answer:
         points = 0.0
         if got.value is not None:
@@ -114,7 +118,8 @@ def _answered(text: str) -> list[_Found]:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
-        start, end = max(text.rfind("</think>"), 0), len(text)
+        start = max(text.rfind("</think>"), 0)
+        end = len(text)
     found: list[_Found] = []
     for match in _NUMBER.finditer(text, start, end):
         if len(found) == _MOST_NUMBERS:

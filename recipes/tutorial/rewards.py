@@ -19,7 +19,8 @@ from trl_grpo_ext.rewards._text.final_answer import parse_reference
 
 _DIGITS = re.compile(r"\d+")
 _MOST_DIGITS = 600
-_FOR_EACH_GROUP, _GROUPS = 0.1, 5
+_FOR_EACH_GROUP = 0.1
+_GROUPS = 5
 
 
 def tutorial_accuracy(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -40,7 +41,8 @@ def tutorial_accuracy(completions: Sequence[Any], **columns: Any) -> list[float 
     answers = column("tutorial_accuracy", "answer", columns, len(completions))
     scores: list[float | None] = []
     for completion, reference in zip(completions, answers, strict=True):
-        right, digits = parse_reference(reference), answered_digits(completion_text(completion)) or ""
+        right = parse_reference(reference)
+        digits = answered_digits(completion_text(completion)) or ""
         same = 0 < len(digits) <= _MOST_DIGITS and int(digits) == right
         scores.append(None if right is None else float(same))
     return scores

@@ -168,7 +168,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
         rest = [0.0] * len(lengths)
         everywhere = [0.0] * len(lengths)
         scored_at_all = {row for of_part in parts.values() for row in of_part}
-        lacked: dict[int, list[tuple[float, float]]] = defaultdict(list)  # weights, and what they multiply
+        lacked: dict[int, list[tuple[float, float, bool]]] = defaultdict(list)  # weight, value, does anybody lack it
         before: dict[int, Part] = {}
         for number, of_part in enumerate(parts.values()):
 
@@ -201,15 +201,21 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
                     everywhere[row] += amount
                 elif options["outside"] == "sum":
                     rest[row] += amount
-                lacked[row].append((part.weight, presence[row]))
+                of_group = {value for other, value in expected.items() if groups[other] == groups[row]}
+                lacked[row].append((part.weight, presence[row], len(of_group) > 1))
             before = of_part
-        sums = {row: sum(weight * one for weight, one in of_row) for row, of_row in lacked.items()}
+        sums = {row: sum(weight * one for weight, one, _ in of_row) for row, of_row in lacked.items()}
+        mean_weights = {}
         for row, of_row in lacked.items():
+            heavy = [weight for weight, _, varies in of_row if varies and weight > 0]
+            mean_weights[row] = statistics.fmean(heavy) if heavy else 0.0
+        scaled = {row: one / (mean_weights[row] or 1.0) for row, one in sums.items()}
+        for row in lacked:
             amount = sums[row]
             if options["normalise"]:
-                others = [one for other, one in sums.items() if groups[other] == groups[row]]
+                others = [one for other, one in scaled.items() if groups[other] == groups[row]]
                 scale = (statistics.stdev(others) if len(others) > 1 else 0.0) + 1e-4
-                amount *= statistics.fmean(weight for weight, _ in of_row) / scale
+                amount = mean_weights[row] * scaled[row] / scale
             if options["completeness"] == "all":
                 everywhere[row] += amount
             elif options["completeness"] == "structure":
@@ -270,6 +276,17 @@ def test_against_the_definition_with_ranks_that_have_different_parts() -> None:
             assert whole[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-9), (options, row)
         results = Ranks(cut(rollout, [6, 2, 4])).run(lambda r, options=options: credit(r, **options))
         torch.testing.assert_close(torch.cat(results), whole, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.001])
+def test_a_light_part_that_is_lacked_costs_its_own_weight(scale: float) -> None:
+    def parts(*light: Any) -> Parts:
+        return Parts([Part("heavy", 1.0, 5 * scale, (0, 1)), Part("light", *light)])
+
+    there, cut = parts(1.0, 0.1 * scale, (0, 1)), parts(0.0, 0.1 * scale, None)
+    rollout = rollout_of([2] * 4, {"r": [there, there, there, cut]}, [1.0], groups=[0] * 4)
+    paid = credit(rollout, normalise=True)[:, 1] / scale
+    assert paid.tolist() == pytest.approx([0.05, 0.05, 0.05, -0.15], abs=1e-3)
 
 
 def test_what_lacks_all_parts_is_one_failure() -> None:

@@ -120,7 +120,8 @@ def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
 
     In whole numbers up to the last step, so that nothing overflows. With `f = 1 - R̄` a success gets `√(f / (1 - f))`.
     """
-    sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
+    sets = math.comb(n, k)
+    failing = math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):
         return 0.0, 0.0
     success = math.sqrt(failing / (sets - failing))
@@ -298,7 +299,8 @@ class RunningBaseline(Checked, _Estimator):
             if rollout.training and not math.isnan(reward):
                 of_role[role].append(reward)
         for role, rewards in of_role.items():
-            kept, mean = self.decay ** len(rewards), math.fsum(rewards) / len(rewards)
+            kept = self.decay ** len(rewards)
+            mean = math.fsum(rewards) / len(rewards)
             self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * mean
         return _where_scored(advantages_N, rewards_N)
 

@@ -162,7 +162,8 @@ class DivergenceMask(Checked):
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         dtype = compute_dtype(forward.logps_B_T.dtype)
-        logps_B_T, old_logps_B_T = forward.logps_B_T.to(dtype), forward.old_logps_B_T.to(dtype)
+        logps_B_T = forward.logps_B_T.to(dtype)
+        old_logps_B_T = forward.old_logps_B_T.to(dtype)
         moved_B_T = logps_B_T.exp() - old_logps_B_T.exp()
         if self.divergence == "kl":
             moved_B_T = binary_kl(old_logps_B_T, logps_B_T) * moved_B_T.sign()
@@ -197,7 +198,8 @@ class RatioBounds(Checked):
     low: float = number(0.0, "from 0 to below 1", lambda x: 0 <= x < 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        dtype, live_B_T = compute_dtype(forward.logps_B_T.dtype), forward.mask_B_T > 0
+        dtype = compute_dtype(forward.logps_B_T.dtype)
+        live_B_T = forward.mask_B_T > 0
         moved_B_T = torch.where(live_B_T, forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype), 0.0)
         if self.mode.startswith("sequence"):
             moved_B_T = moved_B_T.sum(dim=1, keepdim=True) / live_B_T.sum(dim=1, keepdim=True).clamp(min=1)

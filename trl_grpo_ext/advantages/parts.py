@@ -30,7 +30,8 @@ class PartCredit(Checked):
 
     A part is missing where it is scored and has no place: it credits nobody and is in no mean. Whether it is there is a
     part of its own, its completeness: with `q_{i,m}` the mean of s_m over `H_m` for those that have the part and
-    `s_{i,m}` for the others, `q_{i,m} - mean q_m` is paid. So a part's two payments sum to `s - mean s`.
+    `s_{i,m}` for the others, `q_{i,m} - mean q_m` is paid. So a part's two payments sum to `s - mean s`, unless
+    they are normalised.
 
     The metrics `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens
     or to no part's own (near 1: parts change nothing), and which share of the scored parts was missing.
@@ -42,7 +43,8 @@ class PartCredit(Checked):
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4. What `completeness`
-            pays is divided as one sum, times the parts' mean weight: JSON that is cut lacks all of them at once.
+            pays is divided as one sum, times the mean weight of the parts that some completion of the group lacks:
+            JSON that is cut lacks all of them at once, which is one failure.
         completeness: It is paid to "all" tokens, to the "structure", which are those in no part, or to "none".
         outside: Tokens in no part get "nothing"; the "sum" of all credits; or the "value", the centred reward.
         reach: "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
@@ -65,7 +67,8 @@ class PartCredit(Checked):
         precise = compute_dtype(rollout.rewards_B_K.dtype)
         own_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
         all_B_T = torch.zeros_like(own_B_T)
-        groups_N, local = gather_groups(rollout), rollout.local_rows
+        groups_N = gather_groups(rollout)
+        local = rollout.local_rows
         rewards_N_K = rollout.gather(rollout.rewards_B_K.to(precise))
         counts_B = own_B_T.new_zeros(len(own_B_T)), own_B_T.new_zeros(len(own_B_T))
         for k, name in enumerate(rollout.reward_names):
@@ -97,10 +100,12 @@ class PartCredit(Checked):
         if not self.normalise:
             return sum_N
         scored_N_M = ~torch.isnan(expected_N_M)
-        count_N = scored_N_M.sum(dim=1)
-        mean_weight_N = (weights_N_M * scored_N_M).sum(dim=1) / count_N.clamp(min=1)
-        std_N = group_std(torch.where(count_N > 0, sum_N, torch.nan), groups_N)
-        return mean_weight_N * sum_N / (std_N + _EPSILON)
+        lacked_N_M = torch.stack([group_std(expected_N, groups_N) > 0 for expected_N in expected_N_M.unbind(dim=1)], 1)
+        lacked_N_M &= scored_N_M & (weights_N_M > 0)
+        weight_N = (weights_N_M * lacked_N_M).sum(dim=1) / lacked_N_M.sum(dim=1).clamp(min=1)
+        scaled_N = sum_N / torch.where(weight_N > 0, weight_N, 1.0)  # so that the epsilon has the scores' scale
+        std_N = group_std(torch.where(scored_N_M.any(dim=1), scaled_N, torch.nan), groups_N)
+        return weight_N * scaled_N / (std_N + _EPSILON)
 
 
 def _shares(
@@ -119,7 +124,8 @@ class _Paid:
     def __init__(
         self, hook: PartCredit, table: PartTable, rollout: Rollout, groups_N: torch.Tensor, precise: torch.dtype
     ) -> None:
-        count, local = len(table.names), rollout.local_rows
+        count = len(table.names)
+        local = rollout.local_rows
         self.scores_B_M = table.scores_B_M.to(precise)
         weights_B_M = table.weights_B_M.to(precise)
         wrote_B_T = [table.tokens(part) for part in range(count)]

@@ -47,10 +47,12 @@ class Whiten(Checked):
         lowest_B = values_B_T.masked_fill(~(live_B_T & counted_B.unsqueeze(1)), torch.inf).amin(dim=1)
         lowest = rollout.gather(lowest_B)[counted_N].min()
         above_B_T = torch.where(live_B_T, values_B_T - lowest, 0.0)
-        entries_B_E, present_B_E = above_B_T, live_B_T
+        entries_B_E = above_B_T
+        present_B_E = live_B_T
         if self.over == "completions":
             lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(values_B_T.dtype)
-            entries_B_E, present_B_E = (row_sums(above_B_T) / lengths_B).unsqueeze(1), live_B_T.any(dim=1, keepdim=True)
+            entries_B_E = (row_sums(above_B_T) / lengths_B).unsqueeze(1)
+            present_B_E = live_B_T.any(dim=1, keepdim=True)
         count = rollout.gather(present_B_E.sum(dim=1).to(values_B_T.dtype))[counted_N].sum()
         mean = rollout.gather(row_sums(entries_B_E))[counted_N].sum() / count
         squares_B = row_sums(torch.where(present_B_E, (entries_B_E - mean).square(), 0.0))
@@ -105,7 +107,8 @@ class OutcomeFilter(Checked):
     threshold: float = number(0.5, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
+        rewards_N = rollout.gather(rollout.raw_rewards_B)
+        groups_N = gather_groups(rollout)
         succeeds_N = torch.where(torch.isnan(rewards_N), torch.nan, (rewards_N > self.threshold).to(rewards_N.dtype))
         if self.keep == "mixed_groups":
             lowest_N, highest_N = group_extremes(succeeds_N, groups_N)
@@ -197,7 +200,8 @@ class SequenceRejection(Checked):
     high: float = number(1.001, "above 1", lambda x: x > 1)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
+        dtype = compute_dtype(advantages_B_T.dtype)
+        live_B_T = rollout.mask_B_T > 0
         log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - logps_of("sampling_logps", rollout).to(dtype)
         sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
         ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()

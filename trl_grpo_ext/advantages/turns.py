@@ -234,13 +234,15 @@ def _tokens_of(rollout: Rollout, picks: Callable[[Turn], bool]) -> torch.Tensor:
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
     """Distribute the rewards: parts in turns and shapers' token rewards to these, the rest to the outcome."""
     rewards_B_K = rollout.rewards_B_K.to(compute_dtype(rollout.rewards_B_K.dtype))
-    device, numbers_B_T = rewards_B_K.device, rollout.turns_B_T
+    device = rewards_B_K.device
+    numbers_B_T = rollout.turns_B_T
     counts_B = numbers_B_T.amax(dim=1) + 1
     width = max(1, int(counts_B.max())) if len(counts_B) else 1
     rest_B_K = rewards_B_K.nan_to_num(nan=0.0) * rollout.reward_weights_K.to(rewards_B_K.dtype)
     turns_B_M = torch.zeros(len(counts_B), width, dtype=rewards_B_K.dtype, device=device)
     for name, table in rollout.parts.items():
-        column, precise = list(rollout.reward_names).index(name), rewards_B_K.dtype
+        column = list(rollout.reward_names).index(name)
+        precise = rewards_B_K.dtype
         by_turn_B_M = (table.turns_B_M >= 0) & ~torch.isnan(table.scores_B_M)
         for row, turn in ((table.turns_B_M >= counts_B.unsqueeze(1)) & by_turn_B_M).nonzero().tolist()[:1]:
             raise no_such_turn(f"The reward {name!r}", int(table.turns_B_M[row, turn]), row, int(counts_B[row]))

@@ -185,7 +185,8 @@ class SignBalanced(Checked):
     over: str = choice("group", "batch")
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        lengths_N, groups_N = rollout.gather(rollout.lengths_B), gather_groups(rollout)
+        lengths_N = rollout.gather(rollout.lengths_B)
+        groups_N = gather_groups(rollout)
         # By rewards and not by advantages: a KL penalty or a teacher may flip the sign of a right answer's.
         rewards_N = rollout.gather(rollout.raw_rewards_B)
         apart_N = rewards_N - group_mean(rewards_N, groups_N)

@@ -98,7 +98,9 @@ def _steps_of(step: _Step) -> list[_Step]:
 
 
 def _ranges(whole: _Piece, with_text: set[int], count: int) -> list[tuple[int, int]]:
-    offsets, start, end = [], 0, 0
+    offsets = []
+    start = 0
+    end = 0
     for token in range(count):
         while start < len(whole) and whole[start][2] < token:
             start += 1
@@ -111,7 +113,9 @@ def _ranges(whole: _Piece, with_text: set[int], count: int) -> list[tuple[int, i
 
 def _replaced(piece: _Piece, pattern: str, content: str) -> _Piece:
     """Replace every `pattern`; what stands of it in `content` keeps its tokens, anything else has those of all."""
-    text, position, kept = _text(piece), 0, pattern.find(content)
+    text = _text(piece)
+    position = 0
+    kept = pattern.find(content)
     new: _Piece = []
     while (found := text.find(pattern, position)) >= 0:
         end = found + len(pattern)
@@ -142,7 +146,8 @@ def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _metaspace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    mark, strips = step["replacement"], step.get("prepend_scheme", "always") != "never"
+    mark = step["replacement"]
+    strips = step.get("prepend_scheme", "always") != "never"
     return [_replaced(piece, mark, "" if strips and not index else " ") for index, piece in enumerate(pieces)]
 
 
@@ -166,7 +171,8 @@ def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 def _byte_level(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     """Every character stands for a byte; tokens with any other character stand for themselves."""
-    data, tokens = bytearray(), list[tuple[int, int]]()
+    data = bytearray()
+    tokens = list[tuple[int, int]]()
     for piece in pieces:
         stands_for_bytes = all(character in _BYTE_OF for character, _, _ in piece)
         for character, first, last in piece:
@@ -182,9 +188,11 @@ def _decoded(data: bytes, tokens: Sequence[tuple[int, int]]) -> _Piece:
     place = 0
     while place < len(data):
         try:
-            valid, invalid = data[place:].decode(), 0
+            valid = data[place:].decode()
+            invalid = 0
         except UnicodeDecodeError as error:
-            valid, invalid = data[place : place + error.start].decode(), error.end - error.start
+            valid = data[place : place + error.start].decode()
+            invalid = error.end - error.start
         widths = [(character, len(character.encode())) for character in valid]
         for character, width in [*widths, ("\ufffd", invalid)] if invalid else widths:
             piece.append((character, tokens[place][0], tokens[place + width - 1][1]))

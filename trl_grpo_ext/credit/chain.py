@@ -92,11 +92,13 @@ class HookChain:
     def _run(
         self, method: str, advantages: torch.Tensor, context: Rollout | Forward, allowed_B_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[Change]]:
-        advantages_B_T, changes = expand_advantages(advantages, context.mask_B_T), list[Change]()
+        advantages_B_T = expand_advantages(advantages, context.mask_B_T)
+        changes = list[Change]()
         for name, hook in zip(self._names, self.hooks, strict=True):
             if not implements(hook, method):
                 continue
-            before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
+            before_B_T = advantages_B_T
+            advantages_B_T = run_hook(hook, method, advantages_B_T, context)
             if allowed_B_T is not None:
                 sign_B_T = (advantages_B_T > 0).to(torch.int8) + 2 * (advantages_B_T < 0).to(torch.int8)
                 advantages_B_T = torch.where((allowed_B_T & sign_B_T) > 0, advantages_B_T, 0.0)
@@ -151,7 +153,8 @@ def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Te
     tokens_B = live_B_T.sum(dim=1)
     columns = []
     for change in changes:
-        before_B_T, after_B_T = change.before_B_T.float(), change.after_B_T.float()
+        before_B_T = change.before_B_T.float()
+        after_B_T = change.after_B_T.float()
         means_B = (after_B_T * live_B_T).sum(dim=1) / tokens_B.clamp(min=1.0)
         flips_B_T = (torch.sign(before_B_T) * torch.sign(after_B_T) < 0).float()
         spread_B_T = (after_B_T - means_B.unsqueeze(1)) ** 2
@@ -166,7 +169,8 @@ def metrics_of(changes: Sequence[Change], tables_N_C: torch.Tensor) -> dict[str,
     columns = tables_N_C.detach().cpu().double().unbind(dim=1)
     for place, change in enumerate(changes):
         tokens_N, means_N, within_N, flips_N, moved_N, mass_N = columns[place * COLUMNS : (place + 1) * COLUMNS]
-        tokens, mass = tokens_N.sum(), mass_N.sum()
+        tokens = tokens_N.sum()
+        mass = mass_N.sum()
         mean = (tokens_N * means_N).sum() / tokens
         spread = within_N.sum() + (tokens_N * (means_N - mean) ** 2).sum()
         metrics |= {

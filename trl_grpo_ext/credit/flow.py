@@ -74,7 +74,8 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
     with torch.no_grad(), calling(hook, label, rollout):
         result = hook.on_rewards(rollout)
-    scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
+    scored_B = ~torch.isnan(rollout.rewards_B)
+    live_B_T = rollout.mask_B_T > 0
     counts = scored_B.unsqueeze(1) & live_B_T
     if isinstance(result, torch.Tensor) and result.dim() == 1:
         counts = scored_B
@@ -86,7 +87,8 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
 
 def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
     """The rollout with what one shaper adds, a reward column of weight 1; gathers twice, for the means."""
-    added, tokens_B_T = run_shaper(hook, rollout), rollout.token_rewards_B_T
+    added = run_shaper(hook, rollout)
+    tokens_B_T = rollout.token_rewards_B_T
     if added.dim() == 2:
         tokens_B_T = added if tokens_B_T is None else tokens_B_T + added
         added = added.to(torch.promote_types(added.dtype, torch.float32)).sum(dim=1)
@@ -119,7 +121,8 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
-    label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
+    label = f"group filter {plugin_label(group_filter)!r}: keep"
+    rows = len(rollout.texts)
     with torch.no_grad(), calling(group_filter, label, rollout):
         result = group_filter.keep(rollout)
     said = result.tolist() if isinstance(result, torch.Tensor) else result

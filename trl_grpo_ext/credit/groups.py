@@ -59,7 +59,8 @@ def group_extremes(values_N: torch.Tensor, groups_N: torch.Tensor) -> tuple[torc
         return start_Q.scatter_reduce(0, groups_N, values_N.masked_fill(missing_N, start), how)[groups_N]
 
     nobody_N = group_count(values_N, groups_N) == 0
-    lowest_N, highest_N = extreme_N(torch.inf, "amin"), extreme_N(-torch.inf, "amax")
+    lowest_N = extreme_N(torch.inf, "amin")
+    highest_N = extreme_N(-torch.inf, "amax")
     return lowest_N.masked_fill(nobody_N, torch.nan), highest_N.masked_fill(nobody_N, torch.nan)
 
 
@@ -103,8 +104,10 @@ def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch
     written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
     width = rollout.mask_B_T.size(1)  # what others wrote beyond is beyond every shared prefix
     for group in sorted(set(rollout.group_ids_B.tolist())):
-        rows_B, members_N = rollout.group_ids_B == group, groups_N == group
-        ids_b_T, written_b_T = rollout.completion_ids_B_T[rows_B], rollout.completion_mask_B_T[rows_B] > 0
+        rows_B = rollout.group_ids_B == group
+        members_N = groups_N == group
+        ids_b_T = rollout.completion_ids_B_T[rows_B]
+        written_b_T = rollout.completion_mask_B_T[rows_B] > 0
         lengths = []
         for ids_T, written_T in zip(ids_N_T[members_N, :width], written_N_T[members_N, :width], strict=True):
             same_b_T = (ids_b_T == ids_T) & written_b_T & written_T

@@ -161,7 +161,8 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
 
 def _seen_text(rollout: Rollout, reward: str, turn: int | None, row: int) -> tuple[int, int]:
     """Where the text that a reward function saw begins in the completion's text, and its length."""
-    text, pairs = rollout.texts[row], exchanges(rollout.completions[row])
+    text = rollout.texts[row]
+    pairs = exchanges(rollout.completions[row])
     contents = [content_text(message.get("content")) for message, _ in pairs]
     if turn is None and (isinstance(rollout.completions[row], str) or contents == [text]):
         return 0, len(text)

@@ -92,7 +92,8 @@ def build_rollout(
     training: bool = True,
 ) -> Rollout:
     """The context of one batch; `totals` counts the batch that weights span, on all ranks."""
-    rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
+    rows = len(scored.prompts)
+    sequences = scored.rewards_N_K.size(0)
     local = slice(facts.rank * rows, (facts.rank + 1) * rows)
     mask_B_T = tensors.mask_B_T
     weights_K = facts.reward_weights_K.to(scored.rewards_N_K.device)

@@ -67,7 +67,8 @@ def _named_values(plugin: Any, method: str, context: Rollout | LossTerms) -> dic
     """What an optional method returns; refused unless it is named, finite floating point numbers `(B, T)`."""
     if not implements(plugin, method):
         return {}
-    label, mask_B_T = f"token loss {plugin_label(plugin)!r}: {method}", context.mask_B_T
+    label = f"token loss {plugin_label(plugin)!r}: {method}"
+    mask_B_T = context.mask_B_T
     with torch.no_grad(), calling(plugin, label, context):
         found = getattr(plugin, method)(context)
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):

@@ -57,7 +57,8 @@ def read_turns(
     async_tools: Collection[str] = (),
 ) -> list[Turn]:
     """The turns of one completion."""
-    runs, pairs = true_runs(by_model), exchanges(completion)
+    runs = true_runs(by_model)
+    pairs = exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
             f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs that the "

@@ -68,7 +68,8 @@ class AccuracyBetween(Checked):
             column = names.index(checked_choice("accuracy_between: reward", self.reward, names))
             rewards_B = rollout.rewards_B_K[:, column]
         means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
-        hard_N, easy_N = means_N <= self.low, means_N >= self.high
+        hard_N = means_N <= self.low
+        easy_N = means_N >= self.high
 
         def why(row: int) -> str:
             return "too hard" if hard_N[row] else "too easy" if easy_N[row] else "no reward"

@@ -24,7 +24,8 @@ RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
 """What an outcome becomes."""
 
-_LONGEST_SHOWN, _LONGEST_SAID = 200, 2000
+_LONGEST_SHOWN = 200
+_LONGEST_SAID = 2000
 
 
 class Outcome(StrEnum):

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import RewardError
+from ..errors import ConfigurationError, RewardError
 from . import worker_server
 from .parameters import checked_number, checked_whole
 from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
@@ -96,6 +96,8 @@ class WorkerPool:
         memory_mb: int | None = 512,
         name: str = "worker",
     ) -> None:
+        if not callable(task):
+            raise ConfigurationError(f"{name}: the task must be callable, got {task!r:.80}.")
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
             if number is not None:
                 checked_whole(f"{name}: {parameter}", number, 1)
@@ -335,7 +337,8 @@ class _Processes:
         except subprocess.TimeoutExpired:  # it is still importing
             self._server.kill()
             self._server.wait()
-        self._server = None
+        finally:
+            self._server = None
 
 
 class _Worker:

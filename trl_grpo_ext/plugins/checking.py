@@ -45,7 +45,7 @@ def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
         if implements(plugin, method):
             _check_signature(method, getattr(plugin, method), parameters, subject)
     states = [method for method in ("state_dict", "load_state_dict") if implements(plugin, method)]
-    if len(states) == 1:
+    if len(states) == 1 and states[0] in _methods(kind):
         raise PluginContractError(f"{subject} has {states[0]} alone. A state needs state_dict and load_state_dict.")
     for name, instead in _slips(kind, plugin):
         raise PluginContractError(f"{subject} has {name!r}, which nobody reads: {instead}.")

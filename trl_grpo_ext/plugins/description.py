@@ -220,9 +220,11 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
     if kind == "advantage_hook":
         with contextlib.suppress(PluginError):  # its parameters decide
             declares |= {"role": role_of(exported)}
-    file, line = None, None
+    file = None
+    line = None
     with contextlib.suppress(TypeError, OSError):
-        file, line = Path(inspect.getfile(subject)), inspect.getsourcelines(subject)[1]
+        file = Path(inspect.getfile(subject))
+        line = inspect.getsourcelines(subject)[1]
     return replace(
         docs,
         form=form,

@@ -60,7 +60,8 @@ def read_docstring(whole: str) -> Docstring:
     parameters: dict[str, str] = {}
 
     def take(match: re.Match[str]) -> str:
-        title, text = _TITLES.get(match["title"].lower()), match["text"]
+        title = _TITLES.get(match["title"].lower())
+        text = match["text"]
         if title is None:
             return match[0]
         if title == "Args":

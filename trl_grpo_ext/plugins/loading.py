@@ -165,7 +165,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         from ..guard.guarded import guarded  # here, because most rewards need none
 
         try:
-            built, own = guarded(built, **asked.guard, name=reward_name(built)), True
+            built = guarded(built, **asked.guard, name=reward_name(built))
+            own = True
         except (ConfigurationError, TypeError) as error:  # TypeError: it has no such parameter
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
     if asked.weight is not None:

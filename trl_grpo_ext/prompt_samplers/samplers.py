@@ -324,7 +324,8 @@ class DifficultyPool(_Tracked):
     explore: float = number(0.25, "from 0 to 1", lambda v: 0 <= v <= 1)
 
     def draw(self, count: int, round_number: int) -> Sequence[int]:
-        chance, size = self._random(round_number), len(self._pool.rows)
+        chance = self._random(round_number)
+        size = len(self._pool.rows)
         unseen = [row for row in range(size) if row not in self.estimates]
         seen = sorted(self.estimates)
         new = min(len(unseen), math.ceil(count * max(self.explore, len(unseen) / size)))

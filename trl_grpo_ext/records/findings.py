@@ -28,7 +28,8 @@ from .manifest import Manifest
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
 
-SHORTEST_RUN, SHORTEST_METRIC = 8, 4
+SHORTEST_RUN = 8
+SHORTEST_METRIC = 4
 """Fewest log entries of training, and fewest points of a metric, that can have a finding."""
 SIGMAS = 4.0
 """Standard errors by which a change must exceed noise."""
@@ -40,7 +41,10 @@ _IDLE = {
     "part_never_right": "no completion scores in",
     "part_always_right": "every completion scores 1 in",
 }
-NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
+NO_SIGNAL = 0.9
+TRUNCATED = 0.5
+ENTROPY_LEFT = 0.05
+FAILING = 0.05
 """Shares: of groups, of completions, of the first entropy, of completions."""
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "unreadable", "none")

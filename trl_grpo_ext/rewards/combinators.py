@@ -256,7 +256,7 @@ def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, 
     changed = dict(columns)
 
     def own(path: str) -> str:  # `outcomes/NAME/right`, `judge/NAME/seconds`; of a column, `NAME_outcome`
-        last = rf"(.*/)?({re.escape(name)}(?:[._][^/]*)?)(?=/|$)"
+        last = rf"(.*/)?({re.escape(name)}(?:[._][^/]*)?)(?=/|\Z)"
         return re.sub(rf"^{last}", lambda found: f"{found[1] or ''}{owner}.{found[2]}", path)
 
     if (log_metric := columns.get("log_metric")) is not None:

@@ -94,7 +94,7 @@ class PythonTests(Judged):
         if missing:
             raise ConfigurationError(
                 f"python_tests: this machine cannot hold the layers {', '.join(missing)}. They need Landlock (Linux "
-                "5.13) and seccomp (x86-64); `require` may leave them out."
+                "5.13) and seccomp (x86-64, aarch64); `require` may leave them out."
             )
 
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:

@@ -264,4 +264,6 @@ def as_texts(texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them."""
     if isinstance(texts, str):
         return (texts,)
+    if texts is not None and (not isinstance(texts, Sequence) or not texts):
+        raise ConfigurationError(f"completions and prompts are lists with at least one entry, got {texts!r:.200}.")
     return None if texts is None else tuple(texts)

@@ -149,7 +149,8 @@ def _read(kind: Kind, text: str, shared: Mapping[str, Rule]) -> Iterator[Rule]:
         summary, _, why = words.partition(". Why: ")
         why = why or "What fails here fails in the first training step."
         if name in shared and not words:
-            summary, why = shared[name].summary, shared[name].why
+            summary = shared[name].summary
+            why = shared[name].why
         yield Rule(f"{FACTS[kind].word}.{name}", kind, summary, why)
 
 

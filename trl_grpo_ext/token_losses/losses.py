@@ -188,5 +188,6 @@ class TOPR:
 
 def clipped(terms: LossTerms, epsilon: float) -> torch.Tensor:
     """PPO's clipped loss of each token, `-min(r · A, clip(r, 1 - ε, 1 + ε) · A)`, `(B, T)` (1707.06347, equation 7)."""
-    ratio_B_T, advantages_B_T = terms.ratio_B_T, terms.advantages_B_T
+    ratio_B_T = terms.ratio_B_T
+    advantages_B_T = terms.advantages_B_T
     return -torch.min(ratio_B_T * advantages_B_T, ratio_B_T.clamp(1.0 - epsilon, 1.0 + epsilon) * advantages_B_T)

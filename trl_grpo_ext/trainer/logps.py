@@ -153,14 +153,17 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     """Check a teacher's vocabulary and load it without gradients."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
+    label = f"The teacher {name!r} of the advantage hook {hook!r}"
+    try:
+        teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{label} cannot be loaded: {error}") from error
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
         example = different[0]
         what = f"{len(different)} of the policy's {len(own)} tokens differ, such as {example!r}"
         numbers = f"with the number {own[example]} here and {teachers.get(example, 'none')} there"
-        label = f"The teacher {name!r} of the advantage hook {hook!r}"
         raise ConfigurationError(f"{label} has a different vocabulary: {what} {numbers}.")
-    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
     return model.requires_grad_(False)

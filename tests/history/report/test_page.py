@@ -324,6 +324,11 @@ def test_json_in_a_script_cannot_end_it() -> None:
     assert json.loads(text) == value
 
 
+def test_assets_cannot_end_their_element() -> None:
+    assets = (Path(page_module.__file__).parent / "assets").iterdir()
+    assert not [path.name for path in assets if "</" in path.read_text(encoding="utf-8")]
+
+
 def test_what_is_hidden_in_a_text_is_made_visible() -> None:
     assert visible("a\x00\x1b[0m\x7f\x9b\u202eevil\u2028\U000e0041") == "a␀␛[0m␡⟨U+009B⟩⟨U+202E⟩evil⟨U+2028⟩⟨U+E0041⟩"
     kept = "a\tb\nc 👩‍👩‍👧 e\u0301 می‌خواهم ❤️"

@@ -143,7 +143,7 @@ class SafeCheckpoints:
                 self._name_best(run_dir, staging / name)
             except _WRITE_ERRORS as error:
                 reason = str(error).strip().partition("\n")[0].rstrip(".")  # PyTorch adds a stack of its C++ code
-                what = f"{name} could not be written to {run_dir}: {type(error).__name__}: {reason}"
+                what = f"{name} could not be written to {run_dir}: {type(error).__name__}: {reason or 'no message'}"
                 raise CheckpointError(f"{what}. Make room there, or choose another output_dir; then resume.") from error
             finally:
                 self._staging = None

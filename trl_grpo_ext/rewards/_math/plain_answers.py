@@ -43,11 +43,13 @@ MOST_DIGITS = 2_000  # digits in a row: Python itself refuses to read an integer
 LONGEST_ANSWER = 3_000  # characters in a box: its parser takes up to a millisecond for each
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
-_BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?\^?\\?[{}()\[\]]")
+_BRACES = re.compile(r"[{}]")
+_BRACKETS = re.compile(r"\\?\^?\\?[{}()\[\]]")
 _OPENING = frozenset("{([")
 # What is worked out while it is parsed, before its tree can be looked at.
 _LARGE_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*[0-9]{7,}\s*\}\s*\{\s*[0-9]{6,}\s*\}")
-_DETERMINANT, _MOST_CELLS = re.compile(r"\\det|vmatrix"), 36
+_DETERMINANT = re.compile(r"\\det|vmatrix")
+_MOST_CELLS = 36
 # What could end a LaTeX environment inside of a box.
 _ENDS = re.compile(r"\$|\\[\])]")
 _OPEN_BRACKET = re.compile(r"\s\[")

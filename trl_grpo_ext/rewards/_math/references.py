@@ -86,7 +86,8 @@ class Reference(NamedTuple):
 
 def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -> Reference:
     """Read a reference; `expressions` are math-verify's for LaTeX and for plain numbers, `extract` applies them."""
-    latex, numbers = expressions[:1], expressions[1:]
+    latex = expressions[:1]
+    numbers = expressions[1:]
     if _BOXED.search(text):
         return Reference(tuple(extract(text, latex, "first_match")))
     mark = max(_MARK.finditer(text), key=lambda match: match.end(), default=None)
@@ -160,7 +161,9 @@ def _fraction(value: Fraction) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, once, again = match[1], match[2], match[3] or match[4]
+    whole = match[1]
+    once = match[2]
+    again = match[3] or match[4]
     return _fraction(Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1)))
 
 

@@ -85,7 +85,8 @@ def replaced() -> Iterator[None]:
 
 
 def _checked(job: Mapping[str, Any]) -> dict[str, str]:
-    reference, text = job["reference"], job.get("answer", "x \\boxed{7}")
+    reference = job["reference"]
+    text = job.get("answer", "x \\boxed{7}")
     same = _reference_text(reference)
     if same and _squeezed(same) == _squeezed(_text(partial(_parsed, text, _ANSWER, "first_match"))):
         return {"outcome": "right", "gold": same[:_SHOWN], "found": same[:_SHOWN]}

@@ -350,7 +350,8 @@ def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, 
 
 def _gives(node: ast.AST, tainted: set[str]) -> bool:
     """Whether a function returns what it has from the solution otherwise than by its arguments."""
-    inner, own = list(ast.walk(node)), tainted - _bound_names(node)
+    inner = list(ast.walk(node))
+    own = tainted - _bound_names(node)
     for _ in range(9):
         own |= {name for part in inner if part is not node for name in _reached(part, own, {})}
     return any(isinstance(part, ast.Return) and part.value and _from_solution(part.value, own) for part in inner)
@@ -381,7 +382,8 @@ class _Rewriting(ast.NodeTransformer):
     """Hands asserts and what they compare to `tests_process.Side`, and notices those that the solution can skip."""
 
     def __init__(self, tainted: set[str], number: int) -> None:
-        self.tainted, self.number = tainted, number
+        self.tainted = tainted
+        self.number = number
         self.compares = False  # whether what is visited is a side of a comparison
         self.sites = 0
         self.checked_until = 0  # the last line of an assert in the function that is being visited
@@ -397,7 +399,8 @@ class _Rewriting(ast.NodeTransformer):
         elif isinstance(node, ast.UnaryOp):
             node.operand = self.compared(node.operand)
         elif isinstance(node, ast.IfExp):
-            node.body, node.orelse = self.compared(node.body), self.compared(node.orelse)
+            node.body = self.compared(node.body)
+            node.orelse = self.compared(node.orelse)
         elif isinstance(node, ast.GeneratorExp | ast.ListComp):
             node.elt = self.compared(node.elt)
         elif isinstance(node, ast.Compare):
@@ -431,7 +434,9 @@ class _Rewriting(ast.NodeTransformer):
 
     def sides(self, values: list[ast.expr], mark: str = "") -> list[ast.expr]:
         """Hand over values that are put together, and how: compared ("="), or ordered or computed with ("<")."""
-        site, outer, self.compares = self.site(), self.compares, True
+        site = self.site()
+        outer = self.compares
+        self.compares = True
         handed: list[ast.expr] = []
         for position, value in enumerate(values):
             names = any(isinstance(inner, ast.Name | ast.Attribute) for inner in ast.walk(value))
@@ -519,7 +524,8 @@ class _Rewriting(ast.NodeTransformer):
         return [node, *excused, *([ast.Expr(_call("passed"))] if kinds else [])]
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
-        fails, checks = any(map(_always_fails, node.orelse)), _has_checks(node.body)
+        fails = any(map(_always_fails, node.orelse))
+        checks = _has_checks(node.body)
         expected = fails or any(map(_always_fails, node.body))
         node.body = self._block(node.body)
         for handler in node.handlers:
@@ -528,7 +534,8 @@ class _Rewriting(ast.NodeTransformer):
             calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
             calls += ["swallowed"] if quiet and checks and not expected else []
             handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
-        node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
+        node.orelse = self._block(node.orelse)
+        node.finalbody = self._block(node.finalbody)
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:

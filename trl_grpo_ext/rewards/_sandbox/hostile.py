@@ -88,7 +88,9 @@ class Solution(Conversation):
     def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
         return called(*arguments, **dict(keywords))
 
-    _do_get, _do_set, _do_delete = staticmethod(getattr), staticmethod(setattr), staticmethod(delattr)
+    _do_get = staticmethod(getattr)
+    _do_set = staticmethod(setattr)
+    _do_delete = staticmethod(delattr)
 
     def _do_operate(self, value: Any, name: str, arguments: Any) -> Any:
         return value[arguments[0]] if name == "__getitem__" else getattr(type(value), name)(value, *arguments)

@@ -160,7 +160,8 @@ class _Server:
             with suppress(ProcessLookupError):
                 self.process.kill()
             self.process.wait()
-        self.process, self.control = None, None
+        self.process = None
+        self.control = None
 
     def forget(self) -> None:
         if self.control is not None:

@@ -30,7 +30,9 @@ from typing import Any, NoReturn
 from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
-MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
+MAX_FILES = 1000
+MAX_STORED = 64 * 2**20
+MAX_THREADS = 256
 _TICK = 0.02
 _WARM = (
     "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
@@ -274,7 +276,8 @@ class _Keeper:
             clocks = [process.seconds() for process in self.processes]
             if not any(process.runs() for process in self.processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
-            last, before = now, clocks
+            last = now
+            before = clocks
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
             elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:

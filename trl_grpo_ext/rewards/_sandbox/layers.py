@@ -34,18 +34,43 @@ socketpair=53 recvfrom=45 shutdown=48 getsockopt=55 getpid=39 getppid=110 getuid
 getgroups=115 getresuid=118 getresgid=120 getpgrp=111 uname=63 sysinfo=99 getrandom=318 getrlimit=97 getcpu=309 kill=62
 tgkill=234 clone=56 clone3=435 prlimit64=302 ioctl=16 fcntl=72 sendto=44 capset=126 open=2 openat=257 mmap=9
 """
-_ARCHITECTURE = 0xC000003E
+_AARCH64 = """
+read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 close_range=436 fstat=80 newfstatat=79 statx=291
+lseek=62 getdents64=61 getcwd=17 chdir=49 faccessat=48 faccessat2=439 readlinkat=78 dup=23 dup3=24 pipe2=59 unlinkat=35
+renameat=38 renameat2=276 mkdirat=34 ftruncate=46 flock=32 fsync=82 fdatasync=83 umask=166 fadvise64=223 munmap=215
+mprotect=226 mremap=216 brk=214 madvise=233 membarrier=283 mincore=232 futex=98 set_robust_list=99 rseq=293 gettid=178
+exit=93 exit_group=94 sched_yield=124 sched_getaffinity=123 sched_getparam=121 sched_getscheduler=120 set_tid_address=96
+sigaltstack=132 rt_sigaction=134 rt_sigprocmask=135 rt_sigreturn=139 rt_sigpending=136 rt_sigtimedwait=137
+rt_sigsuspend=133 restart_syscall=128 clock_gettime=113 clock_getres=114 clock_nanosleep=115 nanosleep=101
+gettimeofday=169 times=153 setitimer=103 getitimer=102 getrusage=165 pselect6=72 ppoll=73 epoll_create1=20 epoll_ctl=21
+epoll_pwait=22 eventfd2=19 socketpair=199 recvfrom=207 shutdown=210 getsockopt=209 getpid=172 getppid=173 getuid=174
+geteuid=175 getgid=176 getegid=177 getgroups=158 getresuid=148 getresgid=150 uname=160 sysinfo=179 getrandom=278
+getrlimit=163 getcpu=168 kill=129 tgkill=131 clone=220 clone3=435 prlimit64=261 ioctl=29 fcntl=25 sendto=206 capset=91
+openat=56 mmap=222
+"""
+_MACHINES = {"x86_64": (0xC000003E, _X86_64), "aarch64": (0xC00000B7, _AARCH64)}
 _HARMLESS_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # F_DUPFD to F_SETLKW; not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
-_ENOSYS, _EPERM = 38, 1
+_ENOSYS = 38
+_EPERM = 1
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_DIR = 8
+_TRUNCATE = 1 << 14
 _CHANGE_DIR = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8  # remove and make directories and regular files
-_O_TRUNC, _O_ACCMODE = 0o1000, 3
-_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
+_O_TRUNC = 0o1000
+_O_ACCMODE = 3
+_MAP_SHARED = 1
+_MAP_ANONYMOUS = 0x20
 _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
 
 
@@ -127,14 +152,15 @@ def _restrict_files(libc: Any, folders: Sequence[str], libraries: Sequence[str])
 
 def _restrict_calls(libc: Any) -> bool:
     """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
-    if platform.machine() != "x86_64" or sys.maxsize < 2**32:
+    if platform.machine() not in _MACHINES or sys.maxsize < 2**32:
         return False
-    pairs = (entry.split("=") for entry in _X86_64.split())
+    architecture, listed = _MACHINES[platform.machine()]
+    pairs = (entry.split("=") for entry in listed.split())
     numbers = {name: int(number) for name, number in pairs}
     header = struct.pack("=Ii", 0x20080522, 0)
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
-    program = _filter_program(numbers)
+    program = _filter_program(architecture, numbers)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
     described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
@@ -143,9 +169,11 @@ def _restrict_calls(libc: Any) -> bool:
 _Line = tuple[int, int, int, int]
 
 
-def _filter_program(numbers: dict[str, int]) -> list[_Line]:
-    allow, kill = (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x80000000)
-    refuse, absent = (0x06, 0, 0, 0x50000 | _EPERM), (0x06, 0, 0, 0x50000 | _ENOSYS)
+def _filter_program(architecture: int, numbers: dict[str, int]) -> list[_Line]:
+    allow = (0x06, 0, 0, 0x7FFF0000)
+    kill = (0x06, 0, 0, 0x80000000)
+    refuse = (0x06, 0, 0, 0x50000 | _EPERM)
+    absent = (0x06, 0, 0, 0x50000 | _ENOSYS)
 
     def load(offset: int) -> _Line:
         return 0x20, 0, 0, offset
@@ -157,7 +185,7 @@ def _filter_program(numbers: dict[str, int]) -> list[_Line]:
     def argument_in(index: int, values: Sequence[int]) -> list[_Line]:
         return [load(16 + 8 * index), *(line for value in values for line in ((0x15, 0, 1, value), allow))]
 
-    program = [load(4), (0x15, 1, 0, _ARCHITECTURE), kill, load(0), (0x35, 0, 1, 0x40000000), kill]
+    program = [load(4), (0x15, 1, 0, architecture), kill, load(0), (0x35, 0, 1, 0x40000000), kill]
     for number in (number for name, number in numbers.items() if name not in _CHECKED):
         program += [(0x15, 0, 1, number), allow]
     own = os.getpid()
@@ -169,7 +197,8 @@ def _filter_program(numbers: dict[str, int]) -> list[_Line]:
     for call, index in (("open", 1), ("openat", 2)):
         masked = [load(16 + 8 * index), (0x54, 0, 0, _O_TRUNC | _O_ACCMODE)]
         empties = [line for mode in (0, 3) for line in ((0x15, 0, 1, _O_TRUNC | mode), refuse)]
-        program += only_if(call, [*masked, *empties, allow])
+        if call in numbers:
+            program += only_if(call, [*masked, *empties, allow])
     # What a file holds is written by calls that count; a shared map of one would be a way around them.
     mapped = [load(16 + 8 * 3), (0x54, 0, 0, _MAP_SHARED | _MAP_ANONYMOUS), (0x15, 1, 0, _MAP_SHARED), allow]
     program += only_if("mmap", mapped)

@@ -187,7 +187,8 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__class__"] = property(lambda self: seen)
         if seen is types.FunctionType:  # as a method of a class of the tests
             body["__get__"] = lambda self, value, kind: self if value is None else types.MethodType(self, value)
-        roots, others = roots or [_Handle], []
+        roots = roots or [_Handle]
+        others = []
     try:
         return RemoteType(name, (*roots, *others), body)
     except TypeError:  # no order of the bases suits
@@ -233,7 +234,8 @@ class Names(dict[str, Any]):
     """What the tests find as built in: what they may patch is looked up, and other names are the solution's."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        self.free, self.modules = frozenset(plan["free"]), plan["modules"]
+        self.free = frozenset(plan["free"])
+        self.modules = plan["modules"]
         super().__init__({k: v for k, v in vars(builtins).items() if k not in {"input", "print", "open", *self.free}})
 
     def __missing__(self, name: str) -> Any:

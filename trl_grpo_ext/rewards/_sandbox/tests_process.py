@@ -247,7 +247,8 @@ class Side(wire.Conversation):
         token = self.begin()
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            result, before = None, len(self.failed)
+            result = None
+            before = len(self.failed)
             try:
                 result = function(*arguments, **keywords)
                 if arguments and arguments[0] is AssertionError:  # `assertRaises`
@@ -341,7 +342,8 @@ class Side(wire.Conversation):
         return message
 
     def unpack(self, message: Any) -> Any:
-        waiting, self._shared[0] = self._shared[0], 1  # reading what the other process has sent is its time, too
+        waiting = self._shared[0]
+        self._shared[0] = 1  # reading what the other process has sent is its time, too
         try:
             return super().unpack(message)
         finally:
@@ -600,7 +602,8 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report:
     sys.path_importer_cache.clear()
     sys.modules.update({name: SolutionModule(name) for name in wire.SOLUTION_MODULES}, tests=types.ModuleType("tests"))
     sys.stdin = io.StringIO()
-    sys.stdout, sys.stderr = open(os.devnull, "w", encoding="utf-8"), open(os.devnull, "w", encoding="utf-8")
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = open(os.devnull, "w", encoding="utf-8")
     sys.argv = ["tests.py"]
     try:
         unread = side.request("load", job["code"])

@@ -195,7 +195,8 @@ class Codec:
         if row is not None:
             number = self._numbers.get(id(value))
             if number is None:
-                number, self._next = self._next, self._next + 2
+                number = self._next
+                self._next = self._next + 2
                 self._keep(number, value, row)
             elif number in self._written or not self._differs(number):
                 return ["=", number]
@@ -326,7 +327,8 @@ class Conversation(Codec):
 
     def __init__(self, first: int, incoming: int, outgoing: int) -> None:
         super().__init__(first)
-        self._incoming, self._outgoing = Connection(incoming, writable=False), Connection(outgoing, readable=False)
+        self._incoming = Connection(incoming, writable=False)
+        self._outgoing = Connection(outgoing, readable=False)
         self._lock = threading.RLock()
         self.received = 0
 
@@ -356,11 +358,13 @@ class Conversation(Codec):
         try:
             question = self.unpack(packed)
             self.take_note(None if news is None else self.unpack(news))
-            kind, value = "ok", self.perform(*question)
+            kind = "ok"
+            value = self.perform(*question)
         except self.fatal:
             raise
         except BaseException as error:  # what was asked for may raise anything, which is the answer
-            kind, value = "no", error
+            kind = "no"
+            value = error
         try:
             self._send(kind, value)
         except ClosedError:
@@ -370,7 +374,8 @@ class Conversation(Codec):
             self._send("no", known("a value could not be handed over"))
 
     def _send(self, kind: str, value: Any) -> None:
-        packed, news = self.pack(value), self.news()
+        packed = self.pack(value)
+        news = self.news()
         data = json.dumps([kind, packed, None if news is None else self.pack(news)]).encode("ascii")
         if len(data) > MAX_MESSAGE:
             raise TooLongError("a value is too long to be handed over")

@@ -511,7 +511,8 @@ def _last_number(text: str, start: int, end: int, denied: Any = None, *, is_box:
                     is_part = _is_operand(text, number, start, end, in_box=is_box)
                     return _bold_on_line_of(text, number, start, end) or (_operand(number) if is_part else number)
             elif number.value is not None:
-                before, after = text[max(0, number.start - 80) : number.start], text[number.end : number.end + 80]
+                before = text[max(0, number.start - 80) : number.start]
+                after = text[number.end : number.end + 80]
                 if _STATED_BEFORE.search(before) or _STATED_AFTER.match(after):
                     denied.add(number.value)
         end = window
@@ -519,8 +520,10 @@ def _last_number(text: str, start: int, end: int, denied: Any = None, *, is_box:
 
 
 def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
-    first, last = max(start, number.start - _WINDOW), min(end, number.end + _WINDOW)
-    line_start, line_end = text.rfind("\n", first, number.start) + 1 or first, text.find("\n", number.end, last)
+    first = max(start, number.start - _WINDOW)
+    last = min(end, number.end + _WINDOW)
+    line_start = text.rfind("\n", first, number.start) + 1 or first
+    line_end = text.find("\n", number.end, last)
     equals = text.rfind("=", line_start, number.start)
     bold = None
     for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else last):
@@ -718,7 +721,9 @@ def _decimal(written: str) -> Fraction | None:
 
 
 def _mixed(whole: str, top: str, bottom: str) -> Fraction | None:
-    base, upper, lower = _decimal(whole), _decimal(top.lstrip("-")), _decimal(bottom)
+    base = _decimal(whole)
+    upper = _decimal(top.lstrip("-"))
+    lower = _decimal(bottom)
     if base is None or upper is None or not lower:
         return None
     return base - upper / lower if top.startswith("-") else base + upper / lower
@@ -740,17 +745,20 @@ def words_at(text: str, position: int) -> Number | None:
     match = _WORDED.match(text, position)
     if not match:
         return None
-    total, current = 0, 0
+    total = 0
+    current = 0
     for word in re.findall(r"[a-z]+", match["words"].lower()):
         if word in _WORDS:
             current += _WORDS[word]
         elif word == "hundred":
             current = (current or 1) * 100
         elif word in _SCALES:
-            total, current = total + (current or 1) * _SCALES[word], 0
+            total = total + (current or 1) * _SCALES[word]
+            current = 0
     value = Fraction(total + current)
     end = match.end()
     if text.startswith(_AND_A_HALF, end):
-        value, end = value + Fraction(1, 2), end + len(_AND_A_HALF)
+        value = value + Fraction(1, 2)
+        end = end + len(_AND_A_HALF)
     value = -value if match["minus"] else value
     return Number(match.start(), end, value, value, False)

@@ -30,7 +30,8 @@ def find_json(text: str, extract: str) -> tuple[int, int] | None:
     """Where a completion's JSON begins and ends; None if it has none."""
     if extract == "last":
         return _last_object(text)
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     if extract == "fence":
         closed = [(label, begin, stop) for label, begin, stop, is_closed in fences(text) if is_closed]
         marked = [block for block in closed if block[0] == "json"] or [block for block in closed if not block[0]]
