@@ -85,9 +85,7 @@ class LossStage:
         with acting.restore_after_trial(self.trainer) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
         if self._must_be_reached and self._reached == before:
-            what = (
-                f"compute_loss of {self.facts.trainer_name} (or a patch, such as Unsloth) bypasses TRL's _compute_loss"
-            )
+            what = f"compute_loss of {self.facts.trainer_name} (or a patch, as Unsloth's) bypasses TRL's _compute_loss"
             raise UpstreamError(f"{what}, and with it the plugins. Put GRPOExtMixin in front of it, or remove either.")
         return loss
 

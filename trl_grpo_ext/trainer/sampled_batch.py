@@ -104,9 +104,7 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) 
     """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
     generated = sampling.generated
     if not generated.completion_ids:
-        what = (
-            f"A base class of {facts.trainer_name} calls _calculate_rewards outside of _generate_and_score_completions"
-        )
+        what = f"A base class of {facts.trainer_name} calls _calculate_rewards out of _generate_and_score_completions"
         raise UpstreamError(f"{what}, or not after _generate. Hooks that shape rewards need both.")
     padded = functools.partial(pad_rows, facts)
     made: dict[str, Any] = {
