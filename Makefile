@@ -70,6 +70,7 @@ evidence: $(READY)
 	$(BIN)/python -m bench.parts training --parts 8 --groups 2 8 16 --docs docs/evidence.md
 	$(BIN)/python -m bench.parts dense --docs docs/evidence.md
 	$(EVIDENCE) gate
+	$(EVIDENCE) gate --form json --parts 8
 	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 && $(EVIDENCE) time --parts 8
 	$(EVIDENCE) train --parts 8 --seeds 1 2 --arms "places shuffled" "no places"
 	$(BIN)/python -m bench.samplers --docs docs/evidence.md

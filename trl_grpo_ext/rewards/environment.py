@@ -12,7 +12,7 @@ from ..credit.turns import Exchange, is_tool_error, tool_calls
 from ..errors import PluginOutputError, RewardError
 from ..guard.parameters import Checked, choice
 from ..types import Parts, Place, RewardDeclaration
-from .turns import exchanges_of
+from .tool_use import exchanges_of
 
 Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
 

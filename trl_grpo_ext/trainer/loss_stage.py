@@ -85,7 +85,7 @@ class LossStage:
         with acting.restore_after_trial(self.trainer) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
         if self._must_be_reached and self._reached == before:
-            what = f"compute_loss of {self.facts.trainer} (or a patch, such as Unsloth) bypasses TRL's _compute_loss"
+            what = f"compute_loss of {self.facts.trainer_name} (or a patch, as Unsloth's) bypasses TRL's _compute_loss"
             raise UpstreamError(f"{what}, and with it the plugins. Put GRPOExtMixin in front of it, or remove either.")
         return loss
 
@@ -185,7 +185,7 @@ class LossStage:
         """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
         numbers = {int(number) for batch in micro_batches for number in batch[BatchKeys.batch_number].unique()}
         if not numbers <= known.keys():
-            what = f"_generate_and_score_completions of {self.facts.trainer} makes one batch out of several"
+            what = f"_generate_and_score_completions of {self.facts.trainer_name} makes one batch out of several"
             raise ConfigurationError(f"{what}, which a loss aggregation has weighted one by one. Call super() once.")
         (totals,) = (known[number] for number in numbers)
         for micro_batch in micro_batches:

@@ -244,7 +244,7 @@ def self_check(
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
-    label = f"The loss of {facts.trainer} (loss_type={settings.loss_type!r})"
+    label = f"The loss of {facts.trainer_name} (loss_type={settings.loss_type!r})"
     remove = "Remove the plugins, or move your own term from _compute_loss to compute_loss."
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:

@@ -149,7 +149,7 @@ class RolloutStage:
             batch = inherited(drawn.rows)
         contract.check_batch(batch)
         if not sampling.scored:
-            what = f"a base class of {self.facts.trainer} makes batches without _calculate_rewards, which plugins need"
+            what = f"a base class of {self.facts.trainer_name} makes batches without the _calculate_rewards of plugins"
             raise UpstreamError(f"The rewards of this generation batch were never seen: {what}.")
         scored = sampling.scored[-1]
         logps = {} if self._shapes else self._compute_logps(batch, scored.rows, progress)

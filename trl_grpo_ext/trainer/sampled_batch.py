@@ -58,7 +58,7 @@ def read_rollout(
     others = [number for number, (row, ids) in enumerate(rows) if row[: len(ids)] != list(ids)]
     if others or len(batch["completion_ids"]) != len(scored.completion_ids):  # rewards and groups would be wrong
         what = f"returned other rows than were scored, from row {min(others, default=0)} on"
-        owner = f"_generate_and_score_completions of a base class of {facts.trainer}"
+        owner = f"_generate_and_score_completions of a base class of {facts.trainer_name}"
         raise ConfigurationError(f"{owner} {what}. Set advantages to 0, or derive it from GRPOExtTrainer.")
     sequences = scored.rewards_N_K.size(0)
     group_size = facts.group_size(progress.training)
@@ -104,7 +104,7 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) 
     """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
     generated = sampling.generated
     if not generated.completion_ids:
-        what = f"A base class of {facts.trainer} calls _calculate_rewards outside of _generate_and_score_completions"
+        what = f"A base class of {facts.trainer_name} calls _calculate_rewards out of _generate_and_score_completions"
         raise UpstreamError(f"{what}, or not after _generate. Hooks that shape rewards need both.")
     padded = functools.partial(pad_rows, facts)
     made: dict[str, Any] = {
@@ -136,6 +136,6 @@ def rollout_of_shapers(facts: RunFacts, sampling: Sampling, batch: dict[str, Any
     for key, seen in before.items():
         made = batch.get(key)
         if made is None or not torch.equal(seen.nan_to_num(), made.nan_to_num()):
-            what = f"Hooks that shape rewards saw a different {key!r} than is in the batch of {facts.trainer}"
+            what = f"Hooks that shape rewards saw a different {key!r} than is in the batch of {facts.trainer_name}"
             raise UpstreamError(f"{what}. A base class changes the batch after the rewards, or this TRL is untested.")
     return rollout

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from tests.docs_site.blocks import ROOT, blocks_of
 from tests.trainer.support import ASKED, TEMPERATURE, Watch, biases, call, result, talker
-from trl_grpo_ext.advantages.turns import rewards_of_turns
+from trl_grpo_ext.advantages.turn_credit import rewards_of_turns
 from trl_grpo_ext.types import Place
 
 

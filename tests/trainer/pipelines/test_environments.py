@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support import arguments
 from tests.trainer.support import ASKED, END, START, TEMPERATURE, Watch, biases, call, result, talker
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.advantages.turns import rewards_of_turns
+from trl_grpo_ext.advantages.turn_credit import rewards_of_turns
 from trl_grpo_ext.rewards.environment import record_steps
 
 BOTH = call("increment", by=1) + call("increment", by=5)

@@ -51,7 +51,7 @@ class RunFacts(RankFacts):
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator)
         args = trainer.args
-        self.trainer = type(trainer).__qualname__  # for messages
+        self.trainer_name = type(trainer).__qualname__  # for messages
         self.tokenizer = trainer._tokenizer
         self.pad_id = self.tokenizer.pad_token_id
         self.end_ids = frozenset({*trainer.eos_token_ids, self.pad_id})  # tokens that end a completion

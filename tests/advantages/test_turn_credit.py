@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards, rewards_of_turns
+from trl_grpo_ext.advantages.turn_credit import GiGPO, MaskedTurns, ToolErrors, TurnRewards, rewards_of_turns
 from trl_grpo_ext.credit.flow import apply_hooks
 from trl_grpo_ext.credit.parts import with_parts
 from trl_grpo_ext.errors import AlignmentError, ConfigurationError

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.credit.template_turns import FAMILIES, tokenizer_of
 from tests.credit.test_turns import Scripted, echo, written
 from tests.support import SIZES, arguments
-from trl_grpo_ext.rewards.turns import ToolUse
+from trl_grpo_ext.rewards.tool_use import ToolUse
 from trl_grpo_ext.types import Parts, Place
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
