@@ -154,11 +154,14 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     label = f"The teacher {name!r} of the advantage hook {hook!r}"
-    try:
-        teachers = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{label} cannot be loaded: {error}") from error
+
+    def loaded(auto: Any, **options: Any) -> Any:
+        try:
+            return auto.from_pretrained(name, trust_remote_code=trust_remote_code, **options)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{label} cannot be loaded: {error}") from error
+
+    teachers = loaded(AutoTokenizer).get_vocab()
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
     if different:
@@ -166,4 +169,4 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
         what = f"{len(different)} of the policy's {len(own)} tokens differ, such as {example!r}"
         numbers = f"with the number {own[example]} here and {teachers.get(example, 'none')} there"
         raise ConfigurationError(f"{label} has a different vocabulary: {what} {numbers}.")
-    return model.requires_grad_(False)
+    return loaded(AutoModelForCausalLM, dtype="auto").requires_grad_(False)
