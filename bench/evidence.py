@@ -4,7 +4,6 @@
     python -m bench.evidence gate --parts 4 8 12          # signal to noise at the start: is a training worth it?
     python -m bench.evidence tune --parts 12              # every arm at every rate, on seeds of their own
     python -m bench.evidence train --parts 12             # five paired seeds, and the controls
-    python -m bench.evidence go_on --parts 12             # runs with the outcome reward that have not met the target
     python -m bench.evidence time --parts 12              # seconds of a step, plain TRL and ours in turns
     python -m bench.evidence gate --form json --parts 8   # the same questions, answered as JSON; each command has it
     python -m bench.evidence report --docs docs/evidence.md
@@ -47,15 +46,17 @@ from trl_grpo_ext.types import WHOLE, Part, Parts
 
 OUTPUT = Path("outputs/evidence")
 RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
+TEACHER, TEACHER_STEPS = OUTPUT / "teacher", 24  # more, on whole lists
 START_STEPS = {"lines": (36, 12), "json": (36, 24)}  # on lists of as many facts as questions, on whole ones
 TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
 TARGETS = {"lines": 0.55, "json": 0.5}  # right answers, 0.17 above the start model
 STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
-LONGER = 60  # steps of a run that goes on
+LONGER = 60  # steps of a run that has not met the target before
 RATES = (5e-5, 1e-4, 3e-4)
-LOWER_RATES = (1.5e-5, 5e-5)  # of the arms with a teacher, which lost what the model knew already at 5e-5
+LOWER_RATES = (1.5e-5, 5e-5)  # of the arms with a better prompt, which lost what the model knew already at 5e-5
+RATES_OF = {"weighed": LOWER_RATES, "taught": LOWER_RATES, "teacher": RATES[:2]}
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 FORMS = ("lines", "json")
@@ -78,11 +79,14 @@ ARMS: dict[str, dict[str, Any]] = {
         **SHARED,
         "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}],
     },
+    "teacher": {**SHARED, "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": str(TEACHER)}]},
 }
 """What each arm sets. All are paid by `lines` or `json_fields`, which is a number to TRL and parts to `part_credit`."""
 REWARDS = {"lines": {"name": "lines", "stop": 1.0}, "json": {"name": "json_fields", "extract": "whole"}}
-TUNED = ("shared", "parts", "weighed", "taught")
+TUNED = ("shared", "parts", "weighed", "taught", "teacher")
 """The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
+GO_ON = ("shared", "parts", "teacher")
+"""The arms of which a run that has not met the target after 30 steps goes on until it does, to 60 at most."""
 RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
 
 
@@ -102,6 +106,10 @@ class Run:
     @property
     def task(self) -> Task:
         return Task(self.parts, self.form)
+
+    @property
+    def most_steps(self) -> int:
+        return LONGER if self.stage == "evaluation" and self.arm in GO_ON else self.steps
 
 
 # ---------------------------------------------------------------------------------------------------------- training
@@ -160,7 +168,7 @@ class TimedOurs(GRPOExtMixin, TimedPlain):
 
 
 class Watch(TrainerCallback):
-    """The line of a training: right answers and seconds of every step, and the held-out accuracy at the end."""
+    """The line of a training: right answers and seconds of every step, and the held-out accuracy after `run.steps`."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.trainer = run, cast(Any, None)
@@ -177,20 +185,24 @@ class Watch(TrainerCallback):
         for part, seconds in (("sampling", rollout - rewards), ("rewards", rewards), ("update", whole - rollout)):
             self.found[f"{part}_s"].append(round(seconds, 3))
         self.found["right"].append(round(self.trainer.answers.right, 4))
+        if self.run.stage == "evaluation" and state.global_step >= self.run.steps:
+            if state.global_step == self.run.steps:
+                self._measure_held_out(keywords["model"], keywords["processing_class"])
+            if steps_to(TARGETS[self.run.form], self.found["right"]) is not None:
+                control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
         if logs and "reward" in logs:
             self.found["tokens"] += round(logs["completions/mean_length"] * PROMPTS * GROUP)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if self.run.stage != "evaluation":
-            return
+    def _measure_held_out(self, model: Any, tokenizer: Any) -> None:
         task = self.run.task
-        model = keywords["model"]
         rows = task.problems("heldout", HELD_OUT, 0)
-        torch.manual_seed(9)
-        model.eval()
-        texts = task.sampled(model, keywords["processing_class"], rows)
+        with torch.random.fork_rng(devices=[]):  # a run that goes on samples as if nothing had been measured
+            torch.manual_seed(9)
+            model.eval()
+            texts = task.sampled(model, tokenizer, rows)
+            model.train()
         self.found["heldout"] = round(task.right(texts, rows), 4)
         self.found["in_form"] = round(task.in_form(texts, rows), 3)
 
@@ -217,7 +229,7 @@ class Needed:
 
 def needed_by(line: Mapping[str, Any]) -> Needed:
     found = steps_to(TARGETS[line["form"]], line["right"])
-    return Needed(line["steps"] if found is None else found, found is not None)
+    return Needed(len(line["right"]) if found is None else found, found is not None)
 
 
 def policy_of(start: Path, dtype: str) -> Any:
@@ -229,28 +241,25 @@ def policy_of(start: Path, dtype: str) -> Any:
     return model
 
 
-def training_rows(run: Run) -> tuple[list[dict[str, Any]], bool]:
-    """The problems, and whether TRL shuffles them; a run that goes on begins with those of the shorter, shuffled."""
-    rows = run.task.problems("train", run.steps * PROMPTS + 8, run.seed)
-    if run.steps <= STEPS["evaluation"]:
-        return rows, True
-    first = STEPS["evaluation"] * PROMPTS + 8
+def training_rows(run: Run) -> list[dict[str, Any]]:
+    """The problems in their order: first those of `run.steps`, in the order in which TRL would shuffle them alone."""
+    first = run.steps * PROMPTS + 8
+    rows = run.task.problems("train", max(first, run.most_steps * PROMPTS), run.seed)
     order = torch.randperm(first, generator=torch.Generator().manual_seed(run.seed)).tolist()
-    return [*(rows[number] for number in order), *rows[first:]], False
+    return [*(rows[number] for number in order), *rows[first:]]
 
 
 def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
     """The run's trainer."""
-    rows, shuffled = training_rows(run)
     plain = run.arm == "plain TRL"
     settings = {
         "output_dir": folder,
         "seed": run.seed,
-        "shuffle_dataset": shuffled,
+        "shuffle_dataset": False,
         "learning_rate": run.rate,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 3,
-        "max_steps": run.steps,
+        "max_steps": run.most_steps,
         "per_device_train_batch_size": PROMPTS * GROUP,
         "gradient_accumulation_steps": 1,
         "num_generations": GROUP,
@@ -268,7 +277,7 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         policy_of(start, run.dtype),
         answers,
         (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **ARMS[run.arm], **more}),
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(training_rows(run)),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
     trainer.answers = answers
@@ -291,10 +300,10 @@ def work(run: Run, start: Path) -> dict[str, Any]:
     return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
 
 
-def hinted(task: Task, start: Path) -> dict[str, Any]:
-    """How often the start model is right after the problem and after its hint: a line of the file."""
-    tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
-    policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+def teachers_line(stage: str, task: Task, model: Path) -> dict[str, Any]:
+    """How often a teacher is right after the problem and after its hint: a line of the file."""
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     rows = task.problems("hint", HELD_OUT, 0)
     torch.manual_seed(7)
     shorter = [{**row, "prompt": row[HINT]} for row in rows]
@@ -302,11 +311,11 @@ def hinted(task: Task, start: Path) -> dict[str, Any]:
         name: task.right(task.sampled(policy, tokenizer, some), some)
         for name, some in (("right", rows), ("hinted", shorter))
     }
-    return {"stage": "hint", **asdict(task), **found}
+    return {"stage": stage, **asdict(task), **found}
 
 
-def start_of(form: str = "lines") -> Path:
-    """The folder of the start model for tasks of a form, made where it is not there."""
+def start_of(form: str, with_teacher: bool) -> Path:
+    """The folder of the start model for tasks of a form, made where it is not there; and the trained teacher's."""
     source = cache_folder()
     short, start = (OUTPUT / (name if form == "lines" else f"{name}_{form}") for name in ("short", "start"))
     tasks = [Task(parts, form) for parts in PARTS]
@@ -314,6 +323,8 @@ def start_of(form: str = "lines") -> Path:
     make(source)
     make_start(str(source), short, tasks, START_STEPS[form][0], None)
     make_start(str(short), start, tasks, START_STEPS[form][1], FACTS)
+    if with_teacher:
+        make_start(str(start), TEACHER, tasks, TEACHER_STEPS, FACTS)
     return start
 
 
@@ -389,7 +400,7 @@ def tuning_runs(task: Task, arms: Sequence[str]) -> list[Run]:
         Run("tuning", arm, task.parts, rate, seed, STEPS["tuning"], form=task.form)
         for seed in TUNING_SEEDS
         for arm in arms
-        for rate in (LOWER_RATES if arm in ("weighed", "taught") else RATES)
+        for rate in RATES_OF.get(arm, RATES)
         if arm in TUNED
     ]
 
@@ -409,15 +420,6 @@ def evaluation_runs(task: Task, rates: Mapping[str, float], arms: Sequence[str],
         Run("evaluation", arm, task.parts, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"], form=task.form)
         for seed in seeds
         for arm in arms
-    ]
-
-
-def longer_runs(lines: Sequence[Mapping[str, Any]], task: Task) -> list[Run]:
-    """Those with the outcome reward that ended before the target; they begin as they did and go on."""
-    return [
-        Run("evaluation", "shared", task.parts, line["rate"], seed, LONGER, form=task.form)
-        for seed, line in trainings(lines, task).get("shared", {}).items()
-        if steps_to(TARGETS[line["form"]], line["right"]) is None or line["steps"] == LONGER
     ]
 
 
@@ -465,9 +467,9 @@ def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def trainings(lines: Sequence[Mapping[str, Any]], task: Task) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """By arm and seed; of a run that went on, its whole course, and the held-out accuracy of the shorter one."""
+    """By arm and seed; of a run that was begun again to go on, its whole course and the shorter one's held out."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for line in sorted((line for line in lines if line["stage"] == "evaluation"), key=lambda line: int(line["steps"])):
+    for line in sorted((line for line in lines if line["stage"] == "evaluation"), key=lambda line: len(line["right"])):
         if Task.of(line) != task:
             continue
         shorter = found.setdefault(line["arm"], {}).get(line["seed"])
@@ -479,8 +481,8 @@ def trainings(lines: Sequence[Mapping[str, Any]], task: Task) -> dict[str, dict[
 
 def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Completions to the target, and the held-out accuracy at the end, each beside `shared` at the same seeds."""
-    heads = ["parts", "arm", "rate", "seeds", "met", "completions to the target", "times fewer", "held out at the end"]
-    heads += ["difference"]
+    heads = ["parts", "arm", "rate", "seeds", "met", "completions to the target", "times fewer"]
+    heads += ["held out after 30 steps", "difference"]
     rows = []
     for task in TASKS:
         by_arm = trainings(lines, task)
@@ -563,9 +565,9 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     tasks = [task for task in TASKS if trainings(lines, task)]
-    figure, axes = pyplot.subplots(1, 2 * len(tasks), figsize=(4.4 * 2 * len(tasks), 3.2), squeeze=False)
+    figure, axes = pyplot.subplots(len(tasks), 2, figsize=(8.8, 3.2 * len(tasks)), squeeze=False)
     for place, task in enumerate(tasks):
-        completions, clock = axes[0][2 * place], axes[0][2 * place + 1]
+        completions, clock = axes[place]
         by_arm = trainings(lines, task)
         for arm, color, label in (("shared", "C1", "outcome reward"), ("parts", "C0", "part_credit")):
             for number, line in enumerate(by_arm.get(arm, {}).values()):
@@ -588,14 +590,14 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             axis.axhline(TARGETS[task.form], color="0.7", lw=0.8, ls="--")
             axis.set_title(f"{task} parts", fontsize=10)
             axis.legend(fontsize=8, loc="lower right")
-    axes[0][0].set_ylabel("right answers")
+        completions.set_ylabel("right answers")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("start", "gate", "tune", "train", "go_on", "time", "report"))
+    parser.add_argument("command", choices=("start", "gate", "tune", "train", "time", "report"))
     parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
     parser.add_argument("--form", choices=FORMS, default="lines", help="of the answers")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
@@ -610,19 +612,20 @@ def main(words: list[str] | None = None) -> None:
     if options.command == "report":
         report(results.lines, options.docs)
         return
-    start = start_of(options.form)
+    start = start_of(options.form, "teacher" in options.arms)
     for parts in options.parts:
         task = Task(parts, options.form)
         known = {line["stage"] for line in results.lines if Task.of(line) == task}
         if options.command == "gate" and "gate" not in known:
             results.add(gate(task, options.groups, start))
-        if options.command == "tune" and {"weighed", "taught"} & {*options.arms} and "hint" not in known:
-            results.add(hinted(task, start))
+        teachers = {"hint": ({"weighed", "taught"}, start), "teacher": ({"teacher"}, TEACHER)}
+        for stage, (arms, model) in teachers.items():
+            if options.command == "tune" and arms & {*options.arms} and stage not in known:
+                results.add(teachers_line(stage, task, model))
         rates = tuned_rates(results.lines, task) or tuned_rates(results.lines, TUNED_TASK)
         runs = {
             "tune": lambda: tuning_runs(task, options.arms),  # noqa: B023 (called here)
             "train": lambda: evaluation_runs(task, rates, options.arms, options.seeds),  # noqa: B023
-            "go_on": lambda: longer_runs(results.lines, task),  # noqa: B023
             "time": lambda: time_runs(task, rates),  # noqa: B023
         }
         if options.command in runs:
