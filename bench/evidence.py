@@ -221,9 +221,9 @@ def steps_to(target: float, right: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Needed:
-    """Steps to the target; of a run that has not met it, all its steps."""
+    """Steps or seconds to the target; of a run that has not met it, all of them."""
 
-    steps: float
+    amount: float
     met: bool
 
 
@@ -488,7 +488,7 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
         by_arm = trainings(lines, task)
         for arm, of_arm in by_arm.items():
             needed = {seed: needed_by(line) for seed, line in of_arm.items()}
-            met = [one.steps * PROMPTS * GROUP for one in needed.values() if one.met]
+            met = [one.amount * PROMPTS * GROUP for one in needed.values() if one.met]
             last = {seed: line["heldout"] for seed, line in of_arm.items()}
             rate = next(iter(of_arm.values()))["rate"]
             cells = [str(task), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
@@ -503,11 +503,11 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
-def ratio_text(pairs: Sequence[tuple[Needed, Needed]], faster: float = 1.0) -> str:
-    """The geometric mean of the ratios, times `faster`, with its interval; > if a base did not get there."""
+def ratio_text(pairs: Sequence[tuple[Needed, Needed]]) -> str:
+    """The geometric mean of the ratios with its interval; > if a base did not get there."""
     if not pairs or any(not own.met for _, own in pairs):
         return "-"
-    logs = [math.log(faster * base.steps / own.steps) for base, own in pairs]
+    logs = [math.log(base.amount / own.amount) for base, own in pairs]
     bound = "> " if any(not base.met for base, _ in pairs) else ""
     if len(logs) < 2:
         return f"{bound}{math.exp(logs[0]):.2f}"
@@ -516,41 +516,54 @@ def ratio_text(pairs: Sequence[tuple[Needed, Needed]], faster: float = 1.0) -> s
     return f"{bound}{math.exp(of_logs.mean):.2f} [{low:.2f}, {high:.2f}]"
 
 
-def seconds_of_step(lines: Sequence[Mapping[str, Any]], task: Task, arm: str, dtype: str) -> list[float]:
-    """Sampling, rewards, update and all of a step: medians over the steps of the timed runs, their first left out."""
+@dataclass(frozen=True)
+class Clock:
+    """Seconds of an arm's steps."""
+
+    parts: Sequence[float]  # sampling, rewards and update: medians over the timed runs, without their first steps
+    step: float
+    once: float  # what the first step takes more: the trial of packed rows
+
+    def to_target(self, needed: Needed) -> Needed:
+        return Needed(self.once + needed.amount * self.step, needed.met)
+
+
+def clock_of(lines: Sequence[Mapping[str, Any]], task: Task, arm: str, dtype: str) -> Clock | None:
+    """The seconds of an arm's timed runs, if there are any."""
     timed = [line for line in lines if line["stage"] == "time" and Task.of(line) == task]
     found = [line for line in timed if line["arm"] == arm and line["dtype"] == dtype]
-    parts = [[s for line in found for s in line[f"{part}_s"][1:]] for part in ("sampling", "rewards", "update")]
-    return [] if not found else [*map(statistics.median, parts), statistics.median(map(sum, zip(*parts, strict=True)))]
+    if not found:
+        return None
+    names = [f"{part}_s" for part in ("sampling", "rewards", "update")]
+    wholes = [[sum(one) for one in zip(*(line[name] for name in names), strict=True)] for line in found]
+    step = statistics.median(second for whole in wholes for second in whole[1:])
+    parts = [statistics.median(second for line in found for second in line[name][1:]) for name in names]
+    return Clock(parts, step, statistics.median(whole[0] for whole in wholes) - step)
 
 
 def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Seconds of a step, and to the target."""
     heads = ["parts", "precision", "arm", "sampling, s", "rewards", "update", "a step", "times faster"]
-    heads += ["seconds to the target", "times less time"]
+    heads += ["more in the first step", "seconds to the target", "times less time"]
     rows = []
     for task in TASKS:
         by_arm = trainings(lines, task)
         for dtype in ("float32", "bfloat16"):
-            plain = seconds_of_step(lines, task, "plain TRL", dtype)
+            plain = clock_of(lines, task, "plain TRL", dtype)
             for arm in ("plain TRL", "compact", "shared", "parts"):
-                seconds = seconds_of_step(lines, task, arm, dtype)
-                if not seconds:
+                clock = clock_of(lines, task, arm, dtype)
+                if clock is None or plain is None:
                     continue
-                cells = [str(task), dtype, arm, *(f"{one:.2f}" for one in seconds), f"{plain[-1] / seconds[-1]:.2f}"]
+                cells = [str(task), dtype, arm, *(f"{one:.2f}" for one in [*clock.parts, clock.step])]
+                cells += [f"{plain.step / clock.step:.2f}", f"{clock.once:.1f}"]
                 pairs = []
-                for seed, base in by_arm.get("shared", {}).items():
+                for seed, base in by_arm.get("shared", {}).items() if dtype == "float32" else ():  # as the trainings
                     own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
                     if own is not None:
-                        pairs.append((needed_by(base), needed_by(own)))
-                met = [own.steps * seconds[-1] for _, own in pairs if own.met]
-                if dtype == "float32":  # the trainings' precision
-                    cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else "-"]
-                    faster = plain[-1] / seconds[-1]
-                    cells += [ratio_text(pairs, faster) if arm == "parts" else f"{faster:.2f}"]
-                else:
-                    cells += ["", ""]
-                rows.append(cells)
+                        pairs.append((plain.to_target(needed_by(base)), clock.to_target(needed_by(own))))
+                met = [own.amount for _, own in pairs if own.met]
+                cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else ""]
+                rows.append([*cells, ratio_text(pairs) if pairs and arm != "plain TRL" else ""])
     return markdown(heads, rows)
 
 
@@ -579,11 +592,14 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             ("shared", "shared", "C1"),
             ("parts", "parts", "C0"),
         ):
-            seconds = seconds_of_step(lines, task, arm, "float32")
+            seconds = clock_of(lines, task, arm, "float32")
             for number, line in enumerate(by_arm.get(source, {}).values() if seconds else ()):
+                assert seconds is not None
                 steps, right = zip(*windows(line["right"]), strict=True)
                 of_all = {"label": CLOCK_LABELS[arm]} if number == 0 else {}
-                clock.plot([step * seconds[-1] for step in steps], right, color, lw=1, alpha=0.7, **of_all)
+                clock.plot(
+                    [seconds.once + step * seconds.step for step in steps], right, color, lw=1, alpha=0.7, **of_all
+                )
         completions.set_xlabel("completions")
         clock.set_xlabel("seconds of one core")
         for axis in (completions, clock):
