@@ -27,10 +27,10 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
 
-ROWS = 6  # rows of each rank that a trial runs
-PADDED = 3  # those that also run elsewhere and alone: the longest, the shortest, that with the shortest prompt
+ROWS = 5  # rows of each rank that a trial runs
+PADDED = 2  # those that also run elsewhere and alone: the shortest, that with the shortest prompt
 
-SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
+SHOWN = 32  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
 GRADIENT_FLOOR = 1e-4  # nor do a gradient's, relative to it; the least of a model that sees its place is 2e-3
@@ -71,7 +71,7 @@ class Rows:
         return self.mask[:, -self.keep :] != 0
 
     def few(self) -> Rows:
-        """The longest row, the shortest, that with the shortest prompt, one of the longest's, and those of others."""
+        """The shortest row, that with the shortest prompt, the longest, one of its prompt, and those of others."""
         everyone = range(len(self.ids))
         scored = np.flatnonzero(self.lengths[:, 1]).tolist() or [*everyone]
         group = self.groups.tolist()
@@ -80,7 +80,7 @@ class Rows:
         mates = [row for row in scored if group[row] == group[longest] and row != longest]
         shortest = [min(scored, key=total.__getitem__), min(scored, key=self.lengths[:, 0].tolist().__getitem__)]
         of_each_prompt = {group[row]: row for row in scored}.values()
-        wanted = dict.fromkeys([longest, *shortest, *mates[:1], *of_each_prompt, *everyone])
+        wanted = dict.fromkeys([*shortest, longest, *mates[:1], *of_each_prompt, *everyone])
         return self.at([*wanted][:ROWS])
 
     def at(self, chosen: list[int]) -> Rows:
@@ -285,7 +285,7 @@ class _Trial:
     def gradients(self, *, pack: bool) -> tuple[Sequence[float], Sequence[float], str]:
         """How gradients of a random projection differ at other places, and packed; what went wrong."""
         whole = self.rows.cut(SHOWN, SHOWN)
-        shift = whole.keep // 4
+        shift = whole.keep // 2
         moved = whole.moved(shift, self.facts.pad_id)
         rows = whole.cut(SHOWN, whole.keep - shift)
         generator = torch.Generator().manual_seed(0)
