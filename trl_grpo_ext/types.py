@@ -294,7 +294,8 @@ class Rollout(_Grouped):
     # log-probabilities under the policy that generated; None unless TRL computes them or a hook needs "old_logps"
     old_logps_B_T: torch.Tensor | None = None
     old_entropies_B_T: torch.Tensor | None = None  # of its next-token distributions, in nats; None unless needed
-    sampling_logps_B_T: torch.Tensor | None = None  # those reported by the sampler (vLLM, a rollout function)
+    # those reported by the sampler (vLLM, a rollout function); NaN where it has none
+    sampling_logps_B_T: torch.Tensor | None = None
     teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of each of the hooks' `teachers`
     # The advantages after the rollout stage of the hooks, zero off the mask; None for a hook, whose argument they are
     advantages_B_T: torch.Tensor | None = None
@@ -398,7 +399,7 @@ class LossTerms(_Batch):
     old_logps_B_T: torch.Tensor  # those under the policy that generated; the same where the two policies are
     advantages_B_T: torch.Tensor  # the advantages that are trained on, after all hooks
     entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
-    sampling_logps_B_T: torch.Tensor | None = None  # log-probabilities reported by the sampler, if it reports any
+    sampling_logps_B_T: torch.Tensor | None = None  # those reported by the sampler, if any; NaN where it has none
     carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what its own `on_rollout` returned
 
     @property

@@ -61,19 +61,20 @@ def test_truncation_masking_by_hand() -> None:
 
 
 def test_sequence_rejection_by_hand() -> None:
-    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
-    old = padded([[-1.0, -1.0, -1.0]] * 3)
-    apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
-    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
-    rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
+    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean,
+    # nor is a token that the sampler has not scored. Of the last completion it has scored none.
+    old = padded([[-1.0, -1.0, -1.0]] * 4)
+    apart = padded([[0.1, 9.0, math.nan], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3], [math.nan] * 3])
+    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0] * 3], dtype=torch.float64)
+    rollout = make_rollout([3, 1, 3, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
     for low, high, kept in (
         (math.exp(-0.21), math.exp(0.11), [True, True, True]),
         (math.exp(-0.19), math.exp(0.11), [True, False, True]),
         (0.0, math.exp(0.09), [False, True, True]),
         (0.999, 1.001, [False, False, True]),
     ):
-        rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
-        assert [any(row) for row in rows] == kept
+        rows = after_rollout(rollout, [1.0, -1.0, 2.0, 3.0], "sequence_rejection", low=low, high=high)
+        assert [any(row) for row in rows] == [*kept, True]
 
 
 class TestWhiten:

@@ -177,8 +177,8 @@ class SequenceRejection(Checked):
     """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
 
     `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
-    tokens of the completion, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss forward. TRL's
-    own correction (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
+    tokens that the sampler has scored, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss
+    forward. TRL's own correction (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
 
     Source: verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it too.
     Departures: there the tokens leave the loss mask; here they stay in its denominators.
@@ -201,10 +201,11 @@ class SequenceRejection(Checked):
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         dtype = compute_dtype(advantages_B_T.dtype)
-        live_B_T = rollout.mask_B_T > 0
-        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - logps_of("sampling_logps", rollout).to(dtype)
-        sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
-        ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
+        sampling_logps_B_T = logps_of("sampling_logps", rollout).to(dtype)
+        known_B_T = (rollout.mask_B_T > 0) & ~torch.isnan(sampling_logps_B_T)
+        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - sampling_logps_B_T
+        sums_B = row_sums(torch.where(known_B_T, log_ratio_B_T, 0.0))
+        ratio_B = (sums_B / known_B_T.sum(dim=1).clamp(min=1)).exp()
         kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
         return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
 

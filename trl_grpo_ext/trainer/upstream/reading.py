@@ -148,7 +148,7 @@ def one_update_of(trainer: Any) -> str | None:
 
 
 def reference_of(trainer: Any) -> AbstractContextManager[Any] | None:
-    """A context with the model that is the reference in it: TRL's own, or the policy with its adapter off or `ref` on."""
+    """A context with the reference: TRL's model, or the policy with its adapter off or `ref` on."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not is_peft_model(model):
         return None if trainer.ref_model is None else nullcontext(trainer.ref_model)
