@@ -142,8 +142,13 @@ class TestRewardSchedule:
             reward_weights_K=torch.tensor([1.0, 0.5], dtype=torch.float64),
         )
         schedule = RewardSchedule(weights={**self.POINTS, "right": [[0, 2.0]]})
-        added_B = flow.run_shaper(schedule, rollout)  # form 2 and not 0.5, right 2 and not 1
-        assert added_B.tolist() == [4.0 * 1.5 + 1.0, 0.0, 0.0]
+        shaped = flow.shape_rewards(schedule, rollout, "unused")  # form 2 and not 0.5, right 2 and not 1
+        assert shaped.reward_weights_K.tolist() == [2.0, 2.0]
+        assert shaped.rewards_B.nan_to_num(nan=-9).tolist() == [2 * 1.0 + 2 * 4.0, 0.0, -9]
+        assert torch.equal(shaped.raw_rewards_B.nan_to_num(), shaped.rewards_B.nan_to_num())
+        assert shaped.group_baselines_B.tolist() == [5.0] * 3
+        assert shaped.reward_names == rollout.reward_names
+        assert schedule.metrics == {"form": 2.0, "right": 2.0}
         with pytest.raises(ConfigurationError, match="'from'"):
             RewardSchedule(weights={"from": [[0, 1.0]]}).on_rewards(rollout)
 
@@ -161,7 +166,8 @@ class TestRewardSchedule:
         for log, weight in zip((log for log in whole.logs if "reward" in log), (1.0, 0.5, 0.0, -0.5), strict=True):
             mean = log["rewards/length_reward/mean"]
             assert log["reward"] == pytest.approx(weight * mean, abs=1e-6)
-            assert log["rewards/reward_schedule/mean"] == pytest.approx((weight - 1.0) * mean, abs=1e-6)
+            assert log["advantage/reward_schedule/length_reward"] == weight
+            assert "raw_reward" not in log
         for step in (1, 3):
             resumed = train(tiny_model, tmp_path / str(step), **settings, resume=str(tmp_path / f"checkpoint-{step}"))
             assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())

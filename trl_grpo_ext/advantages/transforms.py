@@ -253,10 +253,11 @@ Points = list[tuple[int, float]]
 
 
 class RewardSchedule:
-    """Let the weights of rewards change with the optimizer step: `r'_i = r_i + Σ_k (w_k(step) - w_k)·r_ik`.
+    """Let the weights of rewards change with the optimizer step.
 
     A schedule is a list of points `[step, weight]`. Between two of them the weight is on the line between them, or, in
-    form "step", that of the point before; outside of them that of the nearest. `w_k` is the run's own weight.
+    form "step", that of the point before; outside of them that of the nearest. Each batch is trained on as with these
+    `reward_weights`, and `advantage/reward_schedule/<reward>` logs them. Other rewards keep theirs.
 
     Source: none of its own; asked for in TRL's issue 3036.
 
@@ -267,7 +268,10 @@ class RewardSchedule:
 
     __name__ = "reward_schedule"
     declares = HookDeclaration(
-        role="shaper", independent=True, conformance={"parameters": {"weights": {"form": [[0, 1.0], [100, 0.0]]}}}
+        role="shaper",
+        independent=True,
+        changes_weights=True,
+        conformance={"parameters": {"weights": {"form": [[0, 1.0], [100, 0.0]]}}},
     )
 
     def __init__(self, *, weights: Mapping[str, Sequence[Sequence[float]]], form: str = "linear") -> None:
@@ -276,6 +280,7 @@ class RewardSchedule:
             raise ConfigurationError(f"reward_schedule: weights must be {such}, got {weights!r}.")
         self.points = {str(name): _checked_points(str(name), points) for name, points in weights.items()}
         self.form = checked_choice("reward_schedule: form", form, ("linear", "step"))
+        self.metrics: dict[str, float] = {}
 
     def weight(self, name: str, step: int) -> float:
         """The weight of a reward after `step` optimizer steps."""
@@ -291,13 +296,11 @@ class RewardSchedule:
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         names = list(rollout.reward_names)
-        dtype = compute_dtype(rollout.rewards_B.dtype)
-        added_B = torch.zeros_like(rollout.rewards_B, dtype=dtype)
-        for name in self.points:
-            column = names.index(checked_choice("reward_schedule: weights", name, names))
-            change = self.weight(name, rollout.step) - float(rollout.reward_weights_K[column])
-            added_B += change * rollout.rewards_B_K[:, column].to(dtype).nan_to_num(nan=0.0)
-        return added_B.to(rollout.rewards_B.dtype)
+        weights_K = rollout.reward_weights_K.clone()
+        self.metrics = {name: self.weight(name, rollout.step) for name in self.points}
+        for name, weight in self.metrics.items():
+            weights_K[names.index(checked_choice("reward_schedule: weights", name, names))] = weight
+        return weights_K
 
 
 def _checked_points(name: str, points: Any) -> Points:

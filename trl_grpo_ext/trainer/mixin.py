@@ -55,10 +55,11 @@ class Extension:
         trl.add_callback(LiveLog())
         if any(map(has_state, plugins.hooks)):
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
-        reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
+        settings = reading.loss_settings_of(trl)
+        reduction = reduction_of(plugins, facts, settings, knows_weights=not owners)
         refuse_token_losses(plugins.losses_by_name, trl, owners)
         token_losses = TokenLosses(plugins.losses_by_name, facts)
-        terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
+        terms = terms_of(settings, plugins.forward_hooks, token_losses.terms())
         freedom = freedom_of(terms, reduction.divides_by)
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
         own_passes = any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between)

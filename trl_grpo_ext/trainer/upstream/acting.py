@@ -68,16 +68,16 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 
 
 @contextmanager
-def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
+def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tensor | None], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
     names = trainer.reward_func_names
     functions = trainer.reward_funcs
     weights = trainer.reward_weights
 
-    def more(added: Sequence[str]) -> None:
+    def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
         trainer.reward_func_names = [*names, *added]
         trainer.reward_funcs = [*functions, *[None] * len(added)]
-        trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
+        trainer.reward_weights = weights if weights_K is None else weights_K
 
     with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
         yield more
