@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
-from .hook_states import AdvantageHookStates, has_state
+from .hook_states import AdvantageHookStates, UnusedStates, has_state
 from .logps import needs_reference
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
@@ -67,6 +67,7 @@ class Extension:
         own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
         self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
         outside = self.rollouts.pass_outside_losses
+        trl.add_callback(UnusedStates(trl))
         self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
