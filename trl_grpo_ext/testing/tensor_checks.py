@@ -171,8 +171,9 @@ class HookChecks(TensorChecks):
         if stage != "on_rewards":
             return flow.run_hook(hook, stage, advantages_B_T, context)
         if self.declared.changes_weights:
-            changed_B = flow.shape_rewards(hook, context, "").rewards_B - context.rewards_B
-            return changed_B.nan_to_num(nan=0.0).unsqueeze(1) * context.mask_B_T
+            added = (flow.shape_rewards(hook, context, "").rewards_B - context.rewards_B).nan_to_num(nan=0.0)
+            added_B_T: torch.Tensor = added.unsqueeze(1) * context.mask_B_T
+            return added_B_T
         added = flow.run_shaper(hook, context)
         return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
 
