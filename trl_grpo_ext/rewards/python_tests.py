@@ -222,7 +222,7 @@ def fenced_code(text: str) -> str:
 def code_span(text: str) -> tuple[int, int]:
     """Where the code stands: the last fence marked python, else the last fence, else what is no thinking and no tag.
 
-    Fences of the thinking count only if none follows it. An unclosed fence counts.
+    Fences in the thinking count only if all that follow it are of other languages. An unclosed fence counts.
     """
     blocks = fences(text)
     marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
