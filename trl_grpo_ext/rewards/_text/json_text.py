@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .fences import fences
+
 MOST_DIGITS = 1000
 EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
 
@@ -233,26 +235,3 @@ def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, rela
     share = _DECIMAL.multiply(read_number(repr(relative)), _DECIMAL.abs(right))
     allowed = _DECIMAL.max(read_number(repr(absolute)), share)
     return bool(_DECIMAL.abs(_DECIMAL.subtract(said, right)) <= allowed)
-
-
-def fences(text: str) -> list[tuple[str, int, int, bool]]:
-    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed."""
-    blocks: list[tuple[str, int, int, bool]] = []
-    fence = ""
-    start = 0
-    for line in text.split("\n"):
-        stripped = line.strip()
-        end = start + len(line)
-        if fence and stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
-            blocks[-1] = (*blocks[-1][:3], True)
-            fence = ""
-        elif fence:
-            blocks[-1] = (*blocks[-1][:2], end, False)
-        elif stripped.startswith(("```", "~~~")):
-            mark = stripped.lstrip(stripped[0])
-            if "`" not in mark:  # else it is code in a line
-                fence = stripped[: len(stripped) - len(mark)]
-                inside = min(end + 1, len(text))
-                blocks.append((mark.strip().partition(" ")[0].lower(), inside, inside, False))
-        start = end + 1
-    return blocks
