@@ -15,7 +15,7 @@ from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
 from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
-from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code, function_span
+from trl_grpo_ext.rewards.python_tests import PythonTests, function_span
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
 
@@ -222,21 +222,11 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-def test_the_code_of_a_completion() -> None:
+def test_odd_completions() -> None:
     texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
     judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
     assert judged[0].outcome is Outcome.REFUSED
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
-    codes = {
-        "```python\nx = 1\n```\n```python\nx = 2\n```": "x = 2",
-        "```py\nx = 1\n```\n```bash\nls\n```": "x = 1",
-        "```\nx = 1\n```\n```text\nx = 2\n```": "x = 2",
-        "```Python title=a.py\nx = 1": "x = 1",
-        "````python\n```\nx\n```\n````": "```\nx\n```",
-        "  ~~~python\nx = 1\n  ~~~": "x = 1",
-        "```python\n```": "",
-    }
-    assert {text: fenced_code(text) for text in codes} == codes
 
 
 def test_python_tests_unreadable() -> None:

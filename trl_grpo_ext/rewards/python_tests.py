@@ -18,7 +18,7 @@ from ..types import Part, Parts, RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, Judged, too_long
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
-from ._text.json_text import fences
+from ._text.fences import fences, without_indentation
 
 _ENDED = "the process ended before its tests did"
 _ENDINGS = {
@@ -28,13 +28,15 @@ _ENDINGS = {
     "threads": (Outcome.DIED, "it started too many threads"),
     "output": (Outcome.WRONG, "it printed or handed over too much"),
 }
+_THOUGHT = re.compile(r"</think(?:ing)?>(?!['\"\\])")  # not in a string
+_ANSWER = re.compile(r"\s*+<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
 
 
 class PythonTests(Judged):
     """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
 
-    The code is the completion's last fence marked python, else its last fence, else its whole text. The dataset's
-    column `tests` has, for each row, one of
+    The code is the completion's last fence marked python, else its last fence, else its whole text, after the thinking
+    (`</think>`) if anything like it follows there. The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
     - one source text (HumanEval, `test_*` functions, unittest): one test, for which `check(candidate)` is called with
@@ -213,15 +215,22 @@ class PythonTests(Judged):
 
 
 def fenced_code(text: str) -> str:
-    """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
-    return text[slice(*code_span(text))]
+    """The code of a completion, as `code_span` finds it, without the indentation of a list around it."""
+    return without_indentation(text[slice(*code_span(text))])
 
 
 def code_span(text: str) -> tuple[int, int]:
-    """Where `fenced_code` stands."""
+    """Where the code stands: the last fence marked python, else the last fence, else what is no thinking and no tag.
+
+    Fences of the thinking count only if none follows it. An unclosed fence counts.
+    """
     blocks = fences(text)
     marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
-    return marked[-1][1:3] if marked else (0, len(text))
+    if marked:
+        return marked[-1][1:3]
+    start = max((thought.end() for thought in _THOUGHT.finditer(text)), default=0)
+    answer = _ANSWER.match(text, start)
+    return answer.span(1) if answer else (start, len(text))
 
 
 def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
