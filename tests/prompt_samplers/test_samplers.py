@@ -186,6 +186,24 @@ def test_retire_solved_fills_up_with_retired_prompts_and_ends_when_everything_is
     assert sampler.draw(2, 2) is None
 
 
+def test_retire_solved_keeps_back_no_more_than_there_is() -> None:
+    sampler = RetireSolved(kept_back=0.5)
+    sampler.start(plain(12))
+    rounds(sampler, 8, {0: 1.0}, range(1))
+    drawn = sampler.draw(8, 1) or ()
+    assert len({*drawn}) == 8
+    assert 0 in drawn
+
+
+def test_curriculum_reports_what_is_open_after_a_resumption() -> None:
+    whole, resumed = (Curriculum(column="level", rounds=10) for _ in range(2))
+    for sampler in (whole, resumed):
+        sampler.start(pool_of([{"prompt": "", "level": level} for level in range(20)]))
+    whole.draw(2, 8)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert resumed.metrics() == whole.metrics() != {"open": 0.1}
+
+
 @pytest.mark.parametrize("make", [RetireSolved, DifficultyPool])
 def test_a_state_survives_json(make: Any) -> None:
     success = {row: row / 9 for row in range(10)}

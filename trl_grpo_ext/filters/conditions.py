@@ -24,9 +24,9 @@ Verdicts = list[bool | str]
 class Signal:
     """Keep groups with different rewards and an advantage: dynamic sampling.
 
-    Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper; beside a hook that
-    reads more than rewards, only the advantages count. Groups whose advantages are all 0 on the tokens that count,
-    after the rollout stage of the hooks, are dropped for "no advantage".
+    Dropped are groups in which each function's rewards are equal before any shaper, and those whose advantages are all
+    0 on the tokens that count, after the rollout stage of the hooks; beside a hook that reads more than rewards, only
+    the latter. The reason is "equal rewards" where the rewards are equal in sum, else "no advantage".
 
     Source: DAPO (2503.14476), section 3.2, which asks for answers that are neither all right nor all wrong.
     """

@@ -90,6 +90,12 @@ class Curriculum(_ByRound):
     def metrics(self) -> Mapping[str, float]:
         return {"open": self._open}
 
+    def state_dict(self) -> Mapping[str, Any]:  # the next round is drawn before a checkpoint
+        return {"open": self._open}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._open = float(state["open"])
+
 
 class Mixture(Checked, _ByRound):
     """Prompts of several sources in given proportions, each source in TRL's order.
@@ -288,7 +294,7 @@ class RetireSolved(_Tracked):
         left = len(self._pool.rows) - len(retired)
         if left == 0:
             return None
-        fresh = min(count - int(self.kept_back * count) if retired else count, left)
+        fresh = min(count - min(int(self.kept_back * count), len(retired)), left)
         drawn = self._order.take(fresh, skip=lambda row: self.solved_rounds.get(row, 0) >= self.after)
         return [*drawn, *self._random(round_number).sample(retired, count - fresh)]
 

@@ -121,7 +121,7 @@ MULTIMODAL_KEYS = frozenset(
         "token_type_ids",
     }
 )
-"""Entries of a batch that belong to images, which compact updates leave alone."""
+"""Entries of a batch that belong to images."""
 
 POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 """Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
