@@ -11,7 +11,6 @@ from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.compare import Comparison, compare
 
-SCHEDULE = {"name": "reward_schedule", "weights": {"length_reward": [[0, 0.5], [4, 2.0]]}}
 CASES: dict[str, dict[str, Any]] = {
     "bnpo, no scale": {"loss_type": "bnpo", "scale_rewards": "none", "mask_truncated_completions": True},
     "luspo, signs": {"loss_type": "luspo", "advantage_hooks": [{"name": "sign_scaling", "positive": 0.5}]},
@@ -22,7 +21,10 @@ CASES: dict[str, dict[str, Any]] = {
     "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
     "tail mean": {"loss_aggregation": "tail_mean"},
     "shaped, scheduled": {
-        "advantage_hooks": ["tests.trainer.test_rollout_stage:ByTokens", SCHEDULE],
+        "advantage_hooks": [
+            "tests.trainer.test_rollout_stage:ByTokens",
+            {"name": "reward_schedule", "weights": {"length_reward": [[0, 0.5], [4, 2.0]]}},
+        ],
         "scale_rewards": "none",
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
