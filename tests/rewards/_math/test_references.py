@@ -125,7 +125,7 @@ e^x (x + 1) + C :: C+(x+1)e^x :: e^x(x+1) ¦ C
 3 (x) + 2 :: 3x+2 :: 3 ¦ 2 ¦ x
 (n) + 1 :: n+1 :: 1 ¦ n
 \forall x \in A: x > 0 :: \forall x \in A: x > 0 :: x>0 ¦ 0
-\left[\begin{array}{rrr}1 & 2 & 3\end{array}\right] :: \begin{bmatrix}1&2&3\end{bmatrix} :: 3 ¦ \begin{bmatrix}1&2&4\end{bmatrix}
+\left[\begin{array}{rrr}1 & 2 & 3\end{array}\right] :: \begin{bmatrix}1&2&3\end{bmatrix} :: 3 ¦ 1,2,4
 n! :: n! :: n ¦ (n+1)!
 The answer is $3x-y+13=0$. :: 3x-y+13=0 :: 0 ¦ 3x+4y+14=0
 So the answer is $k \text{ is even}$ :: k \text{ is even} :: k \text{ is odd} ¦ k

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from latex2sympy2_extended import math_normalization, normalize_latex
 
-from .plain_answers import is_unit
+from .plain_answers import LONGEST_ANSWER, is_unit
 
 _PLAIN = 300  # math-verify's priority of what stands without a word such as "answer"
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -136,6 +136,8 @@ def normalize(text: str, config: Any) -> str:
     """`normalize_latex` of what is rewritten, without its own units."""
     if config.boxed in ("all", "last"):
         text = math_normalization.extract_boxed_content(text, mode=config.boxed)
+    if len(text) > 10 * LONGEST_ANSWER:  # it is never parsed
+        return text
     text = "".join(part if place % 2 else _rewritten(part) for place, part in enumerate(_TEXT.split(text)))
     text = _both_signs(text)
     end = _END.fullmatch(text) if config.units else None
