@@ -18,6 +18,7 @@ from ..types import Part, Parts, RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, Judged, too_long
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
+from ._sandbox.wire import NO_THREAD
 from ._text.fences import fences, without_indentation
 
 _ENDED = "the process ended before its tests did"
@@ -46,7 +47,7 @@ class PythonTests(Judged):
 
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
     in order and in one namespace, and gets values as data. docs/rewards.md ("Code and its tests") says what the code
-    may do.
+    may do, and how its results are compared.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
@@ -181,7 +182,7 @@ class PythonTests(Judged):
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
-        for given, wanted in examples:
+        for given, wanted, near in examples:
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
@@ -190,7 +191,7 @@ class PythonTests(Judged):
                 return failure, set()
             if failure is None and run.status != 0:
                 failure = Judgement(Outcome.WRONG, f"it ended with status {run.status}")
-            if failure is None and not same_output(run.output, wanted):
+            if failure is None and not same_output(run.output, wanted, near):
                 failure = Judgement(Outcome.WRONG, f"test {len(passed)}: it printed {shown(run.output[:100])}")
             passed.append(failure is None)
             first = first or failure
@@ -222,7 +223,7 @@ def fenced_code(text: str) -> str:
 def code_span(text: str) -> tuple[int, int]:
     """Where the code stands: the last fence marked python, else the last fence, else what is no thinking and no tag.
 
-    Fences of the thinking count only if none follows it. An unclosed fence counts.
+    Fences in the thinking count only if all that follow it are of other languages. An unclosed fence counts.
     """
     blocks = fences(text)
     marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
@@ -272,7 +273,9 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
-    if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):
+    raised = [message["failed"] for message in run.messages if message.get("failed")]
+    short = any(one[0] == "MemoryError" or one == ["RuntimeError", NO_THREAD] for one in raised)
+    if short or any(message.get("memory") for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory")
     if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")

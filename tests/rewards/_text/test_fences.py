@@ -56,7 +56,7 @@ CODE: list[tuple[str, str]] = [
     (f"```markdown\n# Adding\n```python\n{ADD}\n```\n```", ADD),
     (f"<think>\n```python\ndef add(a,\nthat's wrong</think>\nHere:\n```\n{ADD}\n```", ADD),
     (f"<think>\n```python\nx = 1\n```\n</think>\n```\n{ADD}\n```", ADD),
-    (f"<think>\n```python\n{ADD}\n```\n</think>\nAs above.", ADD),
+    (f"<think>\n```python\n{ADD}\n```\n</think>\nRun it:\n```bash\npython a.py\n```", ADD),
     # No fence.
     (ADD, ADD),
     (f"<think>\nx\n</think>\n\n{ADD}", f"\n\n{ADD}"),

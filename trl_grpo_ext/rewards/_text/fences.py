@@ -11,6 +11,7 @@ _IN_A_LINE = r"(?<!`)```(?!`)(?:(?P<label>(?i:json|python3?|py))[ \t]+)?(?P<insi
 _OUTSIDE = re.compile(
     rf"(?P<thought></think(?:ing)?>)|{_IN_A_LINE}|(?P<fence>(?<!`)`{{3,}}+|^[ \t]*+~{{3,}}+)(?P<mark>[^`\n]*+)$", re.M
 )
+_ANSWERS = ("", "json", "python", "python3", "py")
 _LABEL = re.compile(r"[{.\s]*+([\w+#-]*)")
 # What may stand before a fence that opens a block but not its line: with a label anything, else one of these.
 _LEADS = re.compile(r".*[:>]\s*|\s*(?:[-*+]|\d+[.)])\s*")
@@ -31,7 +32,7 @@ _FENCES = re.compile(r"^[ \t]*+(?:`{3,}+|~{3,}+)(\w*)", re.M)
 
 
 def fences(text: str) -> list[Block]:
-    """The fenced blocks after the thinking (`</think>`), or, if none follows it, those before."""
+    """The fenced blocks of a text; those in the thinking only if all that follow it are of other languages."""
     blocks: list[Block] = []
     thought: list[Block] = []
     unclosed: set[str] = set()
@@ -40,7 +41,7 @@ def fences(text: str) -> list[Block]:
     while found := _OUTSIDE.search(text, at):
         at = found.end()
         if found["thought"]:
-            thought = blocks or thought
+            thought = _joined(thought, blocks)
             blocks = []
             begin = at
         elif found["inside"]:
@@ -52,7 +53,14 @@ def fences(text: str) -> list[Block]:
             blocks.append((_LABEL.match(found["mark"])[1].lower(), start, end, closed))  # type: ignore[index]
         elif not blocks and not thought and (inside := text[begin : found.start()].rstrip()):
             return [("", begin, begin + len(inside), True)]  # the prompt has opened it
-    return blocks or thought
+    return _joined(thought, blocks)
+
+
+def _joined(thought: list[Block], blocks: list[Block]) -> list[Block]:
+    if any(label in _ANSWERS for label, *_ in blocks):
+        return blocks
+    thought += blocks
+    return thought
 
 
 def _opens(text: str, found: re.Match[str], last: int) -> bool:
