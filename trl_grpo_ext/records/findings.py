@@ -162,9 +162,11 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = Manifest.read(Path(folder) / MANIFEST).plugins
     except (ManifestError, OSError):
         plugins = ()
-    untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
+    schedules = [one.parameters for one in plugins if one.name == "reward_schedule" and one.parameters]
+    scheduled = {reward for parameters in schedules for reward in parameters["weights"]}
+    weightless = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    return findings(RunFacts(history, untrained, shapers))
+    return findings(RunFacts(history, weightless - scheduled, shapers))
 
 
 def findings(run: RunFacts) -> list[Finding]:

@@ -11,6 +11,7 @@ from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.compare import Comparison, compare
 
+SCHEDULE = {"name": "reward_schedule", "weights": {"length_reward": [[0, 0.5], [4, 2.0]]}}
 CASES: dict[str, dict[str, Any]] = {
     "bnpo, no scale": {"loss_type": "bnpo", "scale_rewards": "none", "mask_truncated_completions": True},
     "luspo, signs": {"loss_type": "luspo", "advantage_hooks": [{"name": "sign_scaling", "positive": 0.5}]},
@@ -20,9 +21,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
     "tail mean": {"loss_aggregation": "tail_mean"},
-    "shaped, each normalised": {
-        "advantage_hooks": ["tests.trainer.test_rollout_stage:ByTokens"],
-        "multi_objective_aggregation": "normalize_then_sum",
+    "shaped, scheduled": {
+        "advantage_hooks": ["tests.trainer.test_rollout_stage:ByTokens", SCHEDULE],
+        "scale_rewards": "none",
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
 }

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...credit import flow
-from ...credit.chain import HookChain
+from ...credit.chain import HookChain, refuse_normalised_shapers
 from ...credit.flow import plugin_label
 from ...credit.groups import group_apart, group_mean, group_std, weighted_rewards
 from ...credit.parts import Rows, with_parts
@@ -62,6 +62,7 @@ def run_selection(
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
     scale, multiple = (selection.settings[name] for name in ("scale_rewards", "multi_objective_aggregation"))
+    refuse_normalised_shapers(selection.hooks, multiple)
     advantages_B_T, _ = chain.on_rollout(group_advantages(rollout, scale, multiple), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
     weights_B_T = None
