@@ -154,6 +154,14 @@ def test_mask_without_what_tools_wrote(tmp_path: Path) -> None:
     assert (unmasked, masked) == ([4, 3, 1, 1], [0, 3, 0, 1])
 
 
+def test_saved_rewards_come_without_their_parts(tmp_path: Path) -> None:
+    file = saved(tmp_path, parts=[["r/x"], [], [], []], rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)])
+    compared = compare(file, [{"advantage_hooks": ["part_credit"]}, {}])
+    assert [one for one in compared.notes if "parts" in one] == [
+        "selection 1: saved rewards come without their parts; list rewards for hooks that read parts."
+    ]
+
+
 def test_rewards_of_any_row_count(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "completion": "a", "rewards": {"x": 1.0}} for _ in range(4)]
     rows[2]["rewards"] = {"x": None, "y": 3}

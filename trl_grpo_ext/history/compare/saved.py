@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,34 +57,21 @@ def facts_of_run(completions: Path, say: Say) -> RunFacts:
     except (ManifestError, ConfigurationError) as error:
         say(f"{folder}: {error}")
         return facts
-    weights = [one.weight for one in plugins if one.kind == "reward" and one.inside is None]
-    known = [weight for weight in weights if weight is not None]
+    weights = [one.weight or 0.0 for one in plugins if one.kind == "reward" and one.inside is None]
     shapers = [one for one in plugins if one.role == "shaper"]
     schedules = [{"name": one.name, **(one.parameters or {})} for one in shapers if one.name == "reward_schedule"]
-    adding = len(shapers) - len(schedules)
-    return facts._replace(weights=known if len(known) == len(weights) else None, shapers=adding, schedules=schedules)
+    return facts._replace(weights=weights, shapers=len(shapers) - len(schedules), schedules=schedules)
 
 
 def _is_rewards(value: Any) -> bool:
     """Whether a value maps names to numbers, as a mapping or, as parquet has it, in pairs."""
-    pairs = value.items() if isinstance(value, Mapping) else () if value is None else value
-    if not isinstance(pairs, list | Set | tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in pairs):
-        return False
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(isinstance(one, tuple) for one in pairs):
+        return value is None
     return all(isinstance(name, str) and isinstance(number, int | float | None) for name, number in pairs)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str | list)
-
-
-_SHAPES: Mapping[str, Callable[[Any], bool]] = {
-    "prompt": _is_text,
-    "completion": _is_text,
-    "step": lambda value: isinstance(value, int),
-    "rewards": _is_rewards,
-    "token_ids": lambda value: isinstance(value, Sized),
-}
-"""Which values a column may have."""
+_KINDS: Mapping[str, Any] = {"prompt": str | list, "completion": str | list, "step": int, "token_ids": Sized}
 
 
 @dataclass(frozen=True)
@@ -209,9 +196,9 @@ def _parts(path: Path) -> Iterator[_Part]:
         needed = {*_NEEDED, "live", "starts", "ends"} if "token_ids" in columns else {*_NEEDED}
         if missing := sorted(needed - columns.keys()):
             raise ConfigurationError(f"{file} holds no saved completions: it has no column {missing[0]!r}.")
-        for name, is_right in _SHAPES.items():
+        for name in (*_KINDS, "rewards"):
             for row, value in enumerate(columns.get(name, ())):
-                if not is_right(value):
+                if not (_is_rewards(value) if name == "rewards" else isinstance(value, _KINDS[name])):
                     raise ConfigurationError(f"{file}, row {row}: the {name} is {value!r:.60}.")
         for step, rows in _rows_by(columns["step"]).items():
             yield _Part(f"{file.name}, step {step}", step, rows_of(columns, rows))
