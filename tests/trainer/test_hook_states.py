@@ -76,10 +76,10 @@ def test_states_belong_to_hooks_of_their_name(tiny_model: Path, tmp_path: Path) 
     b, c = Counts("b"), Counts("c")
     new, unused = on_other_hooks(tiny_model, tmp_path, 2, [c, "sign_scaling", b])
     assert (b.count, c.count) == (2, 1)
-    assert "'c': it begins anew" in new
+    assert "'c': it starts over" in new
     assert "of the advantage hook 'a'." in unused
     (unused,) = on_other_hooks(tiny_model, tmp_path, 3, ["sign_scaling"])
     assert "of advantage hooks" in unused
     (new,) = on_other_hooks(tiny_model, tmp_path, 4, [b := Counts("b")])  # not from what an older run has left
     assert b.count == 1
-    assert "'b': it begins anew" in new
+    assert "'b': it starts over" in new

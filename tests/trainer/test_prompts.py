@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_another_sampler(tiny_model: Path, tmp_path: Path) ->
     at = {"max_steps": 3, **settings}
     for name, says, rows in (("in_order", "the state of 'in_order'", [4, 5]), ("None", "does not say", [0, 1])):
         sampler = Recorded()
-        with pytest.warns(ManifestWarning, match=f"'recorded' begins anew: the checkpoint .*{says}"):
+        with pytest.warns(ManifestWarning, match=f"'recorded' starts over: the checkpoint .*{says}"):
             sampled(tiny_model, tmp_path / "on", sampler, resume=str(tmp_path / name / "checkpoint-2"), **at)
         assert [outcome.row for outcome in sampler.seen[0]] == rows
     with pytest.warns(ManifestWarning, match="state of the prompt sampler"):

@@ -39,7 +39,7 @@ class AdvantageHookStates(KeptState):
         return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Load each hook's state, found by its label; say which begin anew, and which states are of none."""
+        """Load each hook's state, found by its label; say which start over, and which states are of none."""
         saved = self.saved_in(state) or []
         states = dict(zip(unique_names([entry["hook"] for entry in saved]), saved, strict=True))
         for name, hook in zip(unique_names([*map(plugin_label, self.hooks)]), self.hooks, strict=True):
@@ -49,7 +49,7 @@ class AdvantageHookStates(KeptState):
             if found is not None:
                 hook.load_state_dict(found)
             elif state.global_step:
-                warn_on_main(args, f"The checkpoint has no state of the advantage hook {name!r}: it begins anew.")
+                warn_on_main(args, f"The checkpoint has no state of the advantage hook {name!r}: it starts over.")
         if left := [name for name, entry in states.items() if entry["state"] is not None]:
             names = " and ".join(map(repr, left))
             warn_on_main(args, f"Not used is the checkpoint's state of the advantage hook {names}.")

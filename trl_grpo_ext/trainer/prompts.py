@@ -65,7 +65,7 @@ class DrawnPrompts:
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Continue at a checkpoint."""
         if saved is None and self.on_changes == "warn":
-            self._begin_anew("does not say which prompts were drawn")
+            self._start_over("does not say which prompts were drawn")
             return
         if saved is None or saved["inside_a_batch"]:
             what = "does not say which prompts were drawn" if saved is None else "was saved inside a generation batch"
@@ -74,7 +74,7 @@ class DrawnPrompts:
         of = saved.get("of", plugin_label(self.sampler))
         if of != plugin_label(self.sampler):
             self._drawn -= len(saved["ahead"])
-            self._begin_anew(f"has the state of {of!r}")
+            self._start_over(f"has the state of {of!r}")
             return
         with self._plugin_code():
             self._start()
@@ -82,8 +82,8 @@ class DrawnPrompts:
                 self.sampler.load_state_dict(saved["sampler"])
         self._ahead = [list(prompts) for prompts in saved["ahead"]]
 
-    def _begin_anew(self, why: str) -> None:
-        warn_on_main(self.trainer.args, f"The {self._label} begins anew: the checkpoint {why}.")
+    def _start_over(self, why: str) -> None:
+        warn_on_main(self.trainer.args, f"The {self._label} starts over: the checkpoint {why}.")
 
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
