@@ -35,7 +35,7 @@ class RunFacts(NamedTuple):
 
     settings: Mapping[str, Any] = {}  # those that differ from the defaults, and some others
     weights: Sequence[float] | None = None  # of its reward functions, in the order of the saved rewards
-    shapers: int = 0  # hooks that added a column each, after those of the functions
+    shapers: int = 0  # hooks that added a column each, after those of the functions, or changed the weights
 
 
 def facts_of_run(completions: Path, say: Say) -> RunFacts:
@@ -267,12 +267,15 @@ def _of_functions(
     rewards: Mapping[str, Sequence[float | None]], reward: Sequence[float | None] | None, run: RunFacts
 ) -> dict[str, Any]:
     """The functions' rewards, their sum, and their weights: the run's, or 1 each, if these give what was saved."""
-    known = run.weights is not None and len(run.weights) + run.shapers == len(rewards)
-    shapers = run.shapers if known else 0
-    functions = dict(itertools.islice(rewards.items(), len(rewards) - shapers))
-    found = {"rewards": functions, "reward": None if shapers else reward}
+    added = len(rewards) - len(run.weights or ())
+    known = run.weights is not None and 0 <= added <= run.shapers
+    added = added if known else 0
+    functions = dict(itertools.islice(rewards.items(), len(rewards) - added))
+    if known and added < run.shapers:  # another shaper changed the weights, and the sum with them
+        reward = None
+    found = {"rewards": functions, "reward": None if added else reward}
     for weights in (run.weights if known else None, [1.0] * len(functions)):
-        if weights is not None and _give(rewards, [*weights, *[1.0] * shapers], reward):
+        if weights is not None and _give(rewards, [*weights, *[1.0] * added], reward):
             return {**found, "weights": dict(zip(functions, weights, strict=True))}
     return found
 
