@@ -40,6 +40,8 @@ CODE: list[tuple[str, str]] = [
     (f"```\n{ADD}\n```\nThe call ```add(1, 2)``` is 3.\n```\n", ADD),
     (f"{ADD}\n```", ADD),  # the prompt ends with the opening fence
     (f"<think>x</think>{ADD}\n```<|im_end|>", ADD),
+    (f"I use ```python in the answer.\nAnd a ```<tag>.\n```python\n{ADD}\n```", ADD),
+    ("```\n```", ""),
     # Lists.
     (f"1. The function:\n\n   ```python\n{LISTED}\n   ```\n", ADD),
     (f"1. ```python\n{LISTED}\n   ```\n", ADD),

@@ -284,7 +284,7 @@ def import_for_all() -> None:
 def limit_stacks(most: int) -> None:
     """Threads with a stack of 512 MB, as programs ask for to be safe, start with one that there is memory for."""
     set_size = threading.stack_size
-    threading.stack_size = lambda size=0, /: set_size(min(size, most))  # type: ignore[assignment]
+    threading.stack_size = lambda size=0, /: set_size(min(size, most))
 
 
 def watch_processes(report: Callable[[str], None]) -> None:

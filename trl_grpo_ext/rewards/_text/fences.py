@@ -35,6 +35,7 @@ def fences(text: str) -> list[Block]:
     """The fenced blocks of a text; those in the thinking only if all that follow it are of other languages."""
     blocks: list[Block] = []
     thought: list[Block] = []
+    before: list[Block] = []  # a block that the prompt has opened
     unclosed: set[str] = set()
     last = len(text.rstrip())
     begin = at = 0
@@ -43,17 +44,18 @@ def fences(text: str) -> list[Block]:
         if found["thought"]:
             thought = _joined(thought, blocks)
             blocks = []
+            before = []
             begin = at
         elif found["inside"]:
             if found["label"]:
                 blocks.append((found["label"].lower(), *found.span("inside"), True))
-        elif _opens(text, found, last):
+        elif found["mark"].strip().startswith("<") or (not found["mark"].strip() and at >= last):  # nothing follows
+            before = before or [("", begin, begin + len(text[begin : found.start()].rstrip()), True)]
+        elif _opens(text, found):
             start = min(at + 1, len(text))
             end, at, closed = _end(text, start, found["fence"].strip(), unclosed)
             blocks.append((_LABEL.match(found["mark"])[1].lower(), start, end, closed))  # type: ignore[index]
-        elif not blocks and not thought and (inside := text[begin : found.start()].rstrip()):
-            return [("", begin, begin + len(inside), True)]  # the prompt has opened it
-    return _joined(thought, blocks)
+    return _joined(thought, blocks) or before
 
 
 def _joined(thought: list[Block], blocks: list[Block]) -> list[Block]:
@@ -63,11 +65,9 @@ def _joined(thought: list[Block], blocks: list[Block]) -> list[Block]:
     return thought
 
 
-def _opens(text: str, found: re.Match[str], last: int) -> bool:
+def _opens(text: str, found: re.Match[str]) -> bool:
     mark = found["mark"].strip()
     before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-    if mark.startswith("<") or (not mark and found.end() >= last):
-        return False  # it closes: nothing follows
     if not before.strip():
         return True
     return found["fence"][0] == "`" and (len(mark.split()) == 1 or (not mark and bool(_LEADS.fullmatch(before))))
