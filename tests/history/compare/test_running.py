@@ -65,6 +65,7 @@ def test_run_selection_gives_what_the_loss_used(tiny_model: Path, tmp_path: Path
     train(tiny_model, tmp_path, token_records=8, **settings)
     compared = compare(tmp_path, [settings, {"loss_aggregation": "token_sum"}])
     assert_as_recorded(compared, "selection 1", tmp_path)
+    assert all([*batch.rewards] == ["length_reward"] for batch in compared.batches)  # not what a shaper added
     # What was compared is not the same whatever is selected.
     with pytest.raises(AssertionError):
         assert_as_recorded(compared, "selection 2", tmp_path)
@@ -110,7 +111,7 @@ def test_run_selection_knows_weights_and_step(tiny_model: Path, tmp_path: Path) 
     assert [(batch.step, batch.scored_step) for batch in compared.batches] == [(2, 0), (4, 2)]
     assert all(batch.weights == {"length_reward": 0.5, "coarse_reward": 0.0} for batch in compared.batches)
     assert_to_the_digit(compared, "same", tmp_path, 32)
-    # What a shaper of the run added is not in the rewards of a selection without it.
+    # A selection without the schedule has the run's weights.
     alone = [0.5 * value for batch in compared.batches for value in batch.rewards["length_reward"] if value is not None]
     assert compared.selections[1].reward_mean == pytest.approx(sum(alone) / 32)
     assert compared.selections[0].reward_mean > compared.selections[1].reward_mean + 0.1

@@ -17,7 +17,6 @@ from ...credit.alignment import token_offsets
 from ...credit.groups import weighted_rewards
 from ...errors import AlignmentError, ConfigurationError, ManifestError
 from ...guard.messages import joined_text
-from ...plugins.loading import load_advantage_hooks
 from ...records import manifest, settings
 from ...records.token_records import encodable
 from ..run_files import RECORDS, Columns, Say, messages_in, plain_messages, read_columns, read_json, rows_of
@@ -36,8 +35,7 @@ class RunFacts(NamedTuple):
 
     settings: Mapping[str, Any] = {}  # those that differ from the defaults, and some others
     weights: Sequence[float] | None = None  # of its reward functions, in the order of the saved rewards
-    shapers: int = 0  # hooks that added a column each, after those of the functions
-    schedules: Sequence[Mapping[str, Any]] = ()  # selections of `reward_schedule`, which changed weights
+    shapers: int = 0  # hooks that added a column each, after those of the functions, or changed the weights
 
 
 def facts_of_run(completions: Path, say: Say) -> RunFacts:
@@ -58,9 +56,7 @@ def facts_of_run(completions: Path, say: Say) -> RunFacts:
         say(f"{folder}: {error}")
         return facts
     weights = [one.weight or 0.0 for one in plugins if one.kind == "reward" and one.inside is None]
-    shapers = [one for one in plugins if one.role == "shaper"]
-    schedules = [{"name": one.name, **(one.parameters or {})} for one in shapers if one.name == "reward_schedule"]
-    return facts._replace(weights=weights, shapers=len(shapers) - len(schedules), schedules=schedules)
+    return facts._replace(weights=weights, shapers=sum(one.role == "shaper" for one in plugins))
 
 
 def _is_rewards(value: Any) -> bool:
@@ -108,7 +104,7 @@ class SavedBatch:
     truncated: Sequence[bool]
     rewards: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the run's, by name
     weights: Mapping[str, float] | None = None  # of the saved rewards, by name; None if they are unknown
-    reward: Sequence[float | None] | None = None  # their saved sum; None without one, or if hooks changed it
+    reward: Sequence[float | None] | None = None  # their saved sum; None without one, or if hooks added to it
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # everything else
     prompt_ids: Sequence[Sequence[int]] | None = None  # None in files of texts
 
@@ -261,29 +257,27 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any, run: Ru
         num_generations=len(groups[0]),
         tokens=tokens,
         truncated=truncated,
-        **_of_functions(rewards, reward, run, step),
+        **_of_functions(rewards, reward, run),
         columns={name: values for name, values in columns.items() if name not in _OURS},
         prompt_ids=columns.get("prompt_ids"),
     )
 
 
 def _of_functions(
-    rewards: Mapping[str, Sequence[float | None]], reward: Sequence[float | None] | None, run: RunFacts, step: int
+    rewards: Mapping[str, Sequence[float | None]], reward: Sequence[float | None] | None, run: RunFacts
 ) -> dict[str, Any]:
     """The functions' rewards, their sum, and their weights: the run's, or 1 each, if these give what was saved."""
-    known = run.weights is not None and len(run.weights) + run.shapers == len(rewards)
-    shapers = run.shapers if known else 0
-    functions = dict(itertools.islice(rewards.items(), len(rewards) - shapers))
-    of_run = dict(zip(functions, run.weights or (), strict=False)) if known else {}
-    scheduled = dict(of_run)
-    for schedule in load_advantage_hooks(run.schedules):
-        scheduled |= {name: schedule.weight(name, step) for name in schedule.points if name in of_run}
-    ones = dict.fromkeys(functions, 1.0)
-    for weights, used in ((of_run, scheduled), (ones, ones)):
-        if len(used) == len(functions) and _give(rewards, [*used.values(), *[1.0] * shapers], reward):
-            changed = shapers > 0 or used != weights
-            return {"rewards": functions, "reward": None if changed else reward, "weights": weights}
-    return {"rewards": functions, "reward": None if shapers else reward}
+    added = len(rewards) - len(run.weights or ())
+    known = run.weights is not None and 0 <= added <= run.shapers
+    added = added if known else 0
+    functions = dict(itertools.islice(rewards.items(), len(rewards) - added))
+    if known and added < run.shapers:  # another shaper changed the weights, and the sum with them
+        reward = None
+    found = {"rewards": functions, "reward": None if added else reward}
+    for weights in (run.weights if known else None, [1.0] * len(functions)):
+        if weights is not None and _give(rewards, [*weights, *[1.0] * added], reward):
+            return {**found, "weights": dict(zip(functions, weights, strict=True))}
+    return found
 
 
 def _give(
