@@ -21,6 +21,7 @@ from trl_grpo_ext.types import (
 )
 
 FLAGS = {"deterministic": False, "independent": True, "last": True, "makes_signal": True, "uses_total_reward": False}
+FLAGS |= {"uses_weights": False, "changes_weights": True}
 OTHERS: dict[str, Any] = {"takes": ("hooks",), "teachers": ("org/teacher",), "contract_version": CONTRACT_VERSION}
 OTHERS |= {"needs": ["old_logps", "offsets"], "conformance": {"parameters": {"n": 2}}}  # lists become tuples
 FULL = HookDeclaration(role="transform", **FLAGS, **OTHERS)

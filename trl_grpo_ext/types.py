@@ -131,7 +131,7 @@ class AdvantageHook(Protocol):
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         """Return what is added to the rewards, `(B,)`, or `(B, T)`, summed over the tokens that count; once per batch.
 
-        `rollout.advantages_B_T` is None.
+        With `changes_weights` the weights `(K,)` of the reward functions. `rollout.advantages_B_T` is None.
         """
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
@@ -244,7 +244,7 @@ class _Batch:
 class _Grouped(_Batch):
     """What hooks see of groups."""
 
-    # `rewards_B` before any shaper: the weighted sum of the reward functions alone
+    # `rewards_B` before any shaper has added to them: the weighted sum of the reward functions alone
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
     # Mean of `rewards_B` over the group, across ranks, and exactly theirs if they are equal; NaN where none has one
     group_baselines_B: torch.Tensor
@@ -279,9 +279,10 @@ class Rollout(_Grouped):
     # special token; tokens may share a character. Raises if tokens and text do not match.
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _unknown
     truncated_B: torch.Tensor  # whether a completion ended at the limit, without an end-of-sequence token
-    rewards_B_K: torch.Tensor  # each function's, NaN where it returned None; then a column per shaper: what it added
+    # each function's, NaN where it returned None; then, per shaper that adds to the rewards, what it added
+    rewards_B_K: torch.Tensor
     reward_names: Sequence[str]  # the `K` names
-    reward_weights_K: torch.Tensor  # the `K` weights; 1 for shapers
+    reward_weights_K: torch.Tensor  # the `K` weights in this batch; 1 for shapers
     token_rewards_B_T: torch.Tensor | None = None  # what shapers added to each token, part of `rewards_B`, if any did
     # the completions' parts, by the reward function that returned `Parts` on any rank; none where it returned others
     parts: Mapping[str, PartTable] = field(default_factory=dict)
@@ -294,7 +295,8 @@ class Rollout(_Grouped):
     # log-probabilities under the policy that generated; None unless TRL computes them or a hook needs "old_logps"
     old_logps_B_T: torch.Tensor | None = None
     old_entropies_B_T: torch.Tensor | None = None  # of its next-token distributions, in nats; None unless needed
-    sampling_logps_B_T: torch.Tensor | None = None  # those reported by the sampler (vLLM, a rollout function)
+    # those reported by the sampler (vLLM, a rollout function); NaN where it has none
+    sampling_logps_B_T: torch.Tensor | None = None
     teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of each of the hooks' `teachers`
     # The advantages after the rollout stage of the hooks, zero off the mask; None for a hook, whose argument they are
     advantages_B_T: torch.Tensor | None = None
@@ -398,7 +400,7 @@ class LossTerms(_Batch):
     old_logps_B_T: torch.Tensor  # those under the policy that generated; the same where the two policies are
     advantages_B_T: torch.Tensor  # the advantages that are trained on, after all hooks
     entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
-    sampling_logps_B_T: torch.Tensor | None = None  # log-probabilities reported by the sampler, if it reports any
+    sampling_logps_B_T: torch.Tensor | None = None  # those reported by the sampler, if any; NaN where it has none
     carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what its own `on_rollout` returned
 
     @property
@@ -532,7 +534,11 @@ class HookDeclaration(Declaration):
     # entropies), and no side effect, such as a KL penalty's. Such groups then have signal where they have an
     # advantage. A forward hook gets them as `Forward.zero_variance_B`.
     makes_signal: bool = False
-    uses_total_reward: bool = True  # False for an estimator that does not read `rollout.rewards_B`: shapers are refused
+    # False for an estimator that does not see what is added to rewards, or not its size, since it normalises each
+    # column of `rollout.rewards_B_K` by itself: shapers that add are refused
+    uses_total_reward: bool = True
+    uses_weights: bool = True  # False for an estimator that reads none: shapers that change them are refused
+    changes_weights: bool = False  # a shaper that adds nothing: it changes the weights of the reward functions, first
     # names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
     # `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column
     teachers: tuple[str, ...] = ()
@@ -653,6 +659,8 @@ def role_of(hook: Any, subject: str | None = None) -> str:
         problem = f"has the role {role!r}, which needs {ROLES[role]} and only runs {' and '.join(own)}; it has {listed}"
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
+    elif declared.changes_weights and role != "shaper":
+        problem = f"declares changes_weights and the role {role!r}: that is for shapers"
     else:
         return role
     name = getattr(hook, "__name__", type(hook).__name__)
@@ -660,5 +668,10 @@ def role_of(hook: Any, subject: str | None = None) -> str:
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:
-    """The sort key for an advantage hook: by role, and within a role the `last` ones after the others."""
-    return list(ROLES).index(role_of(hook)), HookDeclaration.of(hook).last
+    """The sort key for an advantage hook: by role; within it what changes weights comes first, and `last` last."""
+    return list(ROLES).index(role_of(hook)), HookDeclaration.of(hook).last or adds_rewards(hook)
+
+
+def adds_rewards(hook: Any) -> bool:
+    """Whether a hook is a shaper that adds to the rewards."""
+    return role_of(hook) == "shaper" and not HookDeclaration.of(hook).changes_weights

@@ -22,7 +22,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "kl_in_reward": ({}, {"form": "completion"}),
     "prefix_tree": ({}, {"mode": "add"}),
     "process_rewards": ({}, {"mode": "add"}),
-    "reward_schedule": ({"weights": {"plain": [[0, 0.5]]}},),
+    "reward_schedule": ({"weights": {"plain": [[0, 4.0]]}},),
     "teacher_log_ratio": ({}, {"mode": "add"}),
 }
 """Parameters of the hooks whose role depends on them, one set for each role."""

@@ -67,7 +67,7 @@ def _scheduled(selection: Any) -> Mapping[str, Any]:
         "reward_weights_K": torch.tensor([1.0, 0.5], dtype=torch.float64),
     }
     rollout = make_rollout([1, 1], (1.5, 0.5), (0, 0), step=75, **columns)
-    return {"reward after": (rollout.rewards_B + flow.run_shaper(hook, rollout)).tolist()}
+    return {"reward after": flow.shape_rewards(hook, rollout, "shaped").rewards_B.tolist()}
 
 
 # ------------------------------------------------------------------------------------------------- token by token

@@ -61,19 +61,20 @@ def test_truncation_masking_by_hand() -> None:
 
 
 def test_sequence_rejection_by_hand() -> None:
-    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
-    old = padded([[-1.0, -1.0, -1.0]] * 3)
-    apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
-    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
-    rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
+    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean,
+    # nor is a token that the sampler has not scored. Of the last completion it has scored none.
+    old = padded([[-1.0, -1.0, -1.0]] * 4)
+    apart = padded([[0.1, 9.0, math.nan], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3], [math.nan] * 3])
+    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0] * 3], dtype=torch.float64)
+    rollout = make_rollout([3, 1, 3, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
     for low, high, kept in (
         (math.exp(-0.21), math.exp(0.11), [True, True, True]),
         (math.exp(-0.19), math.exp(0.11), [True, False, True]),
         (0.0, math.exp(0.09), [False, True, True]),
         (0.999, 1.001, [False, False, True]),
     ):
-        rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
-        assert [any(row) for row in rows] == kept
+        rows = after_rollout(rollout, [1.0, -1.0, 2.0, 3.0], "sequence_rejection", low=low, high=high)
+        assert [any(row) for row in rows] == [*kept, True]
 
 
 class TestWhiten:
@@ -141,8 +142,13 @@ class TestRewardSchedule:
             reward_weights_K=torch.tensor([1.0, 0.5], dtype=torch.float64),
         )
         schedule = RewardSchedule(weights={**self.POINTS, "right": [[0, 2.0]]})
-        added_B = flow.run_shaper(schedule, rollout)  # form 2 and not 0.5, right 2 and not 1
-        assert added_B.tolist() == [4.0 * 1.5 + 1.0, 0.0, 0.0]
+        shaped = flow.shape_rewards(schedule, rollout, "unused")  # form 2 and not 0.5, right 2 and not 1
+        assert shaped.reward_weights_K.tolist() == [2.0, 2.0]
+        assert shaped.rewards_B.nan_to_num(nan=-9).tolist() == [2 * 1.0 + 2 * 4.0, 0.0, -9]
+        assert torch.equal(shaped.raw_rewards_B.nan_to_num(), shaped.rewards_B.nan_to_num())
+        assert shaped.group_baselines_B.tolist() == [5.0] * 3
+        assert shaped.reward_names == rollout.reward_names
+        assert schedule.metrics == {"form": 2.0, "right": 2.0}
         with pytest.raises(ConfigurationError, match="'from'"):
             RewardSchedule(weights={"from": [[0, 1.0]]}).on_rewards(rollout)
 
@@ -160,7 +166,8 @@ class TestRewardSchedule:
         for log, weight in zip((log for log in whole.logs if "reward" in log), (1.0, 0.5, 0.0, -0.5), strict=True):
             mean = log["rewards/length_reward/mean"]
             assert log["reward"] == pytest.approx(weight * mean, abs=1e-6)
-            assert log["rewards/reward_schedule/mean"] == pytest.approx((weight - 1.0) * mean, abs=1e-6)
+            assert log["advantage/reward_schedule/length_reward"] == weight
+            assert "raw_reward" not in log
         for step in (1, 3):
             resumed = train(tiny_model, tmp_path / str(step), **settings, resume=str(tmp_path / f"checkpoint-{step}"))
             assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())

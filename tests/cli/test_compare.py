@@ -60,7 +60,25 @@ def test_json_has_everything_and_nothing_else_is_on_stdout(tmp_path: Path, selec
     assert [one["name"] for one in found["selections"]] == ["base", "[red]other"]
 
 
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(tmp_path: Path, selections: list[str]) -> None:
-    done = invoke("compare", two_groups(tmp_path), *selections, "--step", "a")
-    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "--step is 'a'" in done.err
+def test_conclusions_say_what_a_person_needs(tmp_path: Path) -> None:
+    words: list[str] = []
+    for name, weight in (("base", 1), ("same", 2), ("opposite", -1), ("flat", 0)):
+        (tmp_path / f"{name}.yaml").write_text(f"reward_weights: [{weight}]\n")
+        words += ["--with", str(tmp_path / f"{name}.yaml")]
+    shown = " ".join(invoke("compare", two_groups(tmp_path), *words).out.split())
+    assert "same and base train the same: no gradient mass moves, nor is any turned." in shown
+    assert "opposite moves 0.0% of base's gradient mass" in shown
+    assert "50.0% of the completions are pushed the same way" in shown
+    assert "flat has no gradient mass: nothing is learnt." in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--step", "a"], "--step is 'a'"), (["--model", "/not/there"], "'/not/there' cannot be loaded")],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    tmp_path: Path, selections: list[str], words: list[str], said: str
+) -> None:
+    done = invoke("compare", two_groups(tmp_path), *selections, *words)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done.err
+    assert said in done.err

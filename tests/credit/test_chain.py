@@ -13,7 +13,7 @@ from tests.contexts import make_forward, make_rollout, mask_of, padded
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit.chain import Change, HookChain, change_tables, metrics_of
 from trl_grpo_ext.credit.signal import SkipZeroVariance
-from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginTypeError
+from trl_grpo_ext.errors import ConfigurationError, PluginContractError, PluginOutputError, PluginTypeError
 from trl_grpo_ext.types import ROLES, HookDeclaration, acting_order, role_of
 
 
@@ -69,9 +69,11 @@ def test_chain_names_each_hooks_metrics() -> None:
 
 
 SHAPER, OTHER_SHAPER = Hook("s", "shaper"), Hook("s2", "shaper", 3.0)
+WEIGHTS = Hook("w", "shaper", changes_weights=True)
 ESTIMATOR, TRANSFORM, OTHER = Hook("e", "estimator"), Hook("t", "transform"), Hook("t2", "transform")
 MASK, FORWARD = Hook("m", "transform", 0.0, last=True), Hook("f", "forward")
-IN_ORDER = [SHAPER, OTHER_SHAPER, ESTIMATOR, TRANSFORM, OTHER, MASK, FORWARD, Hook("fl", "forward", last=True)]
+IN_ORDER = [WEIGHTS, SHAPER, OTHER_SHAPER, ESTIMATOR, TRANSFORM, OTHER, MASK, FORWARD]
+IN_ORDER.append(Hook("fl", "forward", last=True))
 
 
 @given(st.permutations(range(len(IN_ORDER))))
@@ -79,7 +81,8 @@ def test_the_chain_is_built_by_roles_and_then_as_selected(order: list[int]) -> N
     selected = [IN_ORDER[place] for place in order]
     expected = sorted(IN_ORDER, key=lambda hook: (acting_order(hook), selected.index(hook)))
     assert HookChain(selected).hooks == expected == load_advantage_hooks(selected)
-    assert [hook.__name__ for hook in expected if hook.__name__ not in ("s", "s2", "t", "t2")] == ["e", "m", "f", "fl"]
+    named = [hook.__name__ for hook in expected if hook not in (SHAPER, OTHER_SHAPER, TRANSFORM, OTHER)]
+    assert named == ["w", "e", "m", "f", "fl"]
 
 
 def test_rewards_after_two_shapers_by_hand() -> None:
@@ -96,6 +99,16 @@ def test_rewards_after_two_shapers_by_hand() -> None:
     assert shaped.token_rewards_B_T is not None
     assert shaped.token_rewards_B_T.tolist() == [[0.5, 0.5, 0], [0, 0, 0], [0.5, 0.5, 0.5]]
     assert rollout.rewards_B_K.shape == (3, 1)  # what came in is as it was
+    weights = Hook("weights", "shaper", changes_weights=True)
+    weights.on_rewards = lambda rollout: torch.full_like(rollout.reward_weights_K, 3.0)
+    shaped = HookChain([SHAPER, weights]).on_rewards(rollout)  # these weights come first, whatever was selected first
+    assert shaped.reward_weights_K.tolist() == [3, 1]
+    assert shaped.rewards_B.nan_to_num(nan=-9).tolist() == [3 + 2, -9, 2]
+    assert shaped.raw_rewards_B.nan_to_num(nan=-9).tolist() == [3, -9, 0]
+    for wrong, says in ((torch.ones(2), "shape"), (torch.tensor([math.nan]), "finite"), ([1.0], "tensor")):
+        weights.on_rewards = lambda rollout, wrong=wrong: wrong
+        with pytest.raises(PluginOutputError, match=f"'weights': on_rewards.*{says}"):
+            HookChain([weights]).on_rewards(rollout)
 
 
 def test_chain_keeps_masks_after_the_forward_stage() -> None:
@@ -127,12 +140,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"role": "shaper", "on_rollout": len}, "the role 'shaper', which needs on_rewards .*; it has on_rollout"),
     ({"role": "forward", "on_forward": len, "on_rollout": len}, "only runs on_forward; it has on_rollout and on_f"),
     ({"role": "estimator", "on_rollout": len, "last": True}, "`last` is for transforms and forward hooks"),
+    ({"role": "forward", "on_forward": len, "changes_weights": True}, "changes_weights .*: that is for shapers"),
 ]
 
 
 def test_a_role_that_is_missing_or_not_true_is_refused() -> None:
     for attributes, sentence in REFUSED:
-        declared = {name: value for name, value in attributes.items() if name in ("role", "last")}
+        declared = {name: value for name, value in attributes.items() if name in ("role", "last", "changes_weights")}
         methods = {name: value for name, value in attributes.items() if name not in declared}
         hook = SimpleNamespace(declares=HookDeclaration(**declared), **methods)
         for made in (role_of, acting_order, lambda hook: HookChain([hook])):
@@ -149,6 +163,9 @@ MAKER = Hook("z", "forward", makes_signal=True)
 DISCARDED: list[tuple[list[Hook], Any]] = [
     ([ESTIMATOR, Hook("e2", "estimator")], None),
     ([SHAPER, Hook("e", "estimator", uses_total_reward=False)], None),
+    ([WEIGHTS, Hook("e", "estimator", uses_weights=False)], None),
+    ([SHAPER, *load_advantage_hooks(["decoupled_normalisation"])], None),
+    ([SHAPER, *load_advantage_hooks([{"name": "part_credit", "normalise": True}])], None),
     ([MAKER, Hook("z2", "forward", makes_signal=True)], None),
     ([MAKER], SKIPS),
 ]

@@ -135,6 +135,19 @@ def test_zero_variance_is_of_raw_rewards_on_all_ranks() -> None:
     assert torch.cat(seen).tolist() == [False, False, True, True]
 
 
+@pytest.mark.parametrize(("base", "scheduled", "learns"), [(0.0, 1.0, True), (1.0, 0.0, False)])
+def test_signal_goes_by_the_scheduled_weights(base: float, scheduled: float, learns: bool) -> None:
+    # All are right, the form differs.
+    columns: dict[str, Any] = {"rewards_B_K": torch.tensor([[1.0, 0.0], [1.0, 1.0]]).double()}
+    columns |= {"reward_names": ("right", "form"), "reward_weights_K": torch.tensor([1.0, base]).double()}
+    schedule = {"name": "reward_schedule", "weights": {"form": [[0, scheduled]]}}
+    _, rollout = after([schedule, "centred"], [1.0, 1.0 + base], **columns)
+    assert rollout.advantages_B_T is not None
+    assert rollout.advantages_B_T[:, 0].tolist() == [-scheduled / 2, scheduled / 2]
+    assert verdicts(rollout) == ([learns], [not learns])
+    assert Signal().keep(rollout) == [learns or "equal rewards"] * 2
+
+
 def test_a_hook_without_effect_says_so_once_and_another_never() -> None:
     chain, rollout = after(["clip_advantages", "sign_scaling"], ONE_RIGHT)
     said = []

@@ -74,6 +74,11 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
     "the limit is too short": (history(completions__clipped_ratio=0.9, reward=0.1), "truncated", (1, 1)),
     "the entropy is gone": (history(entropy=after(6, 1.5, 0.01), reward=0.3), "entropy_gone", (7, 15)),
     "one reward is silent": (history(rewards__form__std=0.0), "constant_reward", (1, 1)),
+    "one reward is silent, and float32 rounds": (
+        history(rewards__form__std=1.9e-6, rewards__form__mean=12.3),
+        "constant_reward",
+        (1, 1),
+    ),
     "None grows": (history(rewards__form__none=lambda n: n / 100), "failing_reward", (14, 26)),
     "nothing can be read any more, so that there is no reward": (
         history(

@@ -1,6 +1,7 @@
 """`JSONSchema`: where the JSON is found, what is valid, and JSON that is made to hang or crash its reader."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_the_last_closed_fence_marked_json_is_read() -> None:
         ("```JSON\n1\n```\n```\n2\n```", "1"),  # a marked fence goes before
         *(("```\n1\n```\n```python\n2\n```", "1"), ("````json\n```\n````", "```")),
         ("```json\n1\n```\n```json\n2", "1"),  # the last one is not closed
-        *(("```json\n1\n``` x\n```", "1\n``` x"), ("```json 1 ```", None), ("```python\n1\n```", None)),
+        *(("```json\n1\n``` x\n```", "1"), ("```json 1 ```", "1"), ("```python\n1\n```", None)),
     ):
         assert inside_of(text, "fence") == inside, text
 
@@ -54,11 +55,33 @@ def test_json_schema_finds_the_last_object() -> None:
         *(('The answer is: {"a": 1}', '{"a": 1}'), ('Here, {"a": 1}', '{"a": 1}'), ("}" * 100, None), ("", None)),
         ('{"a": {"b": 1}', None),  # part of an object that was cut off
         ('{"x": 0} {"a": [{"b": 1}, {"c": 2}', '{"x": 0}'),
+        *((f'{{"items": [{item}, {{"a": 1}}]', None) for item in ("5", "true", "false", "null", '"x"', "{}", "[]")),
+        *((f'{{"n": {bad}, "m": [null , {{"a": 1}}]}}', None) for bad in ("NaN", "01", "'x'", "...", '"\n"', '"\\x"')),
+        *(('["{}"]', None), ('{"a": "{}", "b": 1, "c":', None), ('[1,%s{"a": 1}]' % (" " * 300), None)),
+        # A broken one beside it, a quotation mark in prose, a comma or a key that no bracket opens.
+        *(('{"a: 1} or {"a": 1}', '{"a": 1}'), ('{"a": "x} or {"a": 1}', '{"a": 1}'), ('[see {"a": 1}]', '{"a": 1}')),
+        *(('In 2024, {"a": 1}', '{"a": 1}'), ('The "answer": {"a": 1}', '{"a": 1}'), ('{}, {"a": 1}', '{"a": 1}')),
     ):
         assert inside_of(text, "last") == found, text
+    for many in ({"rows": [{"id": number} for number in range(3000)]}, {"text": "{}" * 3000}):
+        assert inside_of(f"So {json.dumps(many)}.", "last") == json.dumps(many)
 
 
-@given(value=st.dictionaries(st.text('k"\\{}', max_size=3), JSON, max_size=4), before=st.text('ab {"\\}', max_size=20))
+def test_the_last_object_is_found_in_linear_time() -> None:
+    shapes = ['{"a":', '{"a":[', "[", "[1,", '{"', '["', "{}", "{},", "[{}", '"a":{},', '{"a":[null,', '{"{":":1,{",']
+    shapes += ['{"a":"{",', '{\\"', '{"a\\"', '{"\\u12', '{"a\x01', "{ ", '{"a":-', "[1e,", '{"a":1.', '{"a":1]']
+    texts = [start + shape * (50_000 // len(shape)) for start in ("", "{x ") for shape in shapes]
+    texts += ['{"a":[null,' * 300 + "1," * 100_000, '{"a":' + "9" * 200_000, '{"a":"' + "{}" * 100_000]
+    texts += ["{" + " " * 200_000, ('{"a":"{"' + " " * 1000) * 200]
+    start = time.process_time()
+    for text in texts:
+        find_json(text, "last")
+    assert time.process_time() - start < 5  # about 1
+
+
+@given(
+    value=st.dictionaries(st.text('k"\\{', max_size=3), JSON, max_size=4), before=st.text('ab {"\\}[:,1', max_size=20)
+)
 def test_any_object_is_found_behind_any_prose(value: dict[str, Any], before: str) -> None:
     assert inside_of(f"{before} is {json.dumps(value)} so", "last") == json.dumps(value)
 

@@ -35,6 +35,19 @@ def test_numbered_items_are_found_by_their_numbers() -> None:
     assert said(score, text) == {f"line_{number}": line for number, line in enumerate(found, 1)}
 
 
+def test_decimals_and_times_are_items_only_where_nothing_else_is() -> None:
+    items = "1. Rome\n2. 18\n3. yes"
+    for text, value in (
+        *((f"{items}\n\n2.5 million live there.", 1.0), (f"1.5 * 12 = 18\n{items}", 1.0), (f"2:30 now\n{items}", 1.0)),
+        *((f"3.14 or\n1.5 and\n{items}\n2.1", 1.0), (f"{items}\n2. 5", 2 / 3), (f"{items}\n2)5", 2 / 3)),
+        *(("1.Rome\n2.18\n3.yes", 1.0), ("1)Rome\n2)18\n3)yes", 1.0), ("3:yes\n2:18\n1:Rome", 1.0)),
+        *(("1. Rome\n2.18\n3. yes", 1.0), ("1. Rome\n2.18\n2.17\n3. yes", 2 / 3)),
+    ):
+        assert scored(text, ["Rome", 18, "yes"], form="numbered") == pytest.approx(value), text
+    last = scored("2.18\n1. Rome", ["Rome", 18], form="numbered", stop=1.0).parts[-1]
+    assert last.score == 1.0
+
+
 @pytest.mark.parametrize(("text", "stopped"), [("a\nb \n\n", 1.0), ("a\nb\nc", 0.0), ("a", 0.0), ("a\n\nc", 1.0)])
 def test_stopping_is_paid_at_the_end(text: str, stopped: float) -> None:
     score = scored(text, ["a", "b"], stop=0.5)

@@ -15,7 +15,7 @@ from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
 from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
-from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code, function_span
+from trl_grpo_ext.rewards.python_tests import PythonTests, function_span
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
 
@@ -77,6 +77,67 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
 def test_verdicts(rows: list[tuple[str, Any, Outcome]]) -> None:
     judged = PythonTests(timeout=1.0).judge([fence(code) for code, *_ in rows], tests=[tests for _, tests, _ in rows])
     found = [(code, tests, one.outcome) for (code, tests, _), one in zip(rows, judged, strict=True)]
+    assert found == rows
+
+
+THREADS = """
+import threading
+threading.stack_size(2**29)
+threads = [threading.Thread(target=lambda: print(sum(map(int, input().split())))) for _ in range(COUNT)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+STARTER = "class Solution:\n    def f(self, xs: List[int], k: int) -> Optional[int]:\n        "
+DEEP = "{}\n    def g(i): return 0 if i == 0 else 1 + g(i - 1)\n    return g(n)"
+KEYED = {"fn_name": "f", "inputs": [[{"1": 2}, 3]], "outputs": [[{"1": 2, "3": [4]}]]}
+
+
+def functional(given: str, wanted: str) -> list[dict[str, str]]:
+    return [{"input": given, "output": wanted, "testtype": "functional"}]
+
+
+# As the graders of the data sets judge: code, tests, the entry point, the outcome.
+GRADED: list[tuple[str, Any, str | None, Outcome]] = [
+    # What they import, the code need not, and it has written none of it.
+    (f"{STARTER}return heapq.nlargest(k, xs)[0]", functional("[1, 5]\n1", "5"), "f", Outcome.RIGHT),
+    (f"{STARTER}q = deque(xs, k); return q.popleft()", functional("[1, 5]\n1", "5"), "f", Outcome.RIGHT),
+    ("def f(n: Optional[int]): return floor(sqrt(n))", "def check(f):\n    assert f(9) == 3", "f", Outcome.RIGHT),
+    ("def f(n): return bisect.bisect([1], n)", {"fn_name": "f", "inputs": [[3]], "outputs": [1]}, None, Outcome.RIGHT),
+    ("a, b = map(int, stdin.readline().split())\nprint(reduce(add, [a, b]))", SUM, None, Outcome.RIGHT),
+    ("def f(n): return pow(n, -1, 7) + Counter('aa')['a']", functional("3", "7"), "f", Outcome.RIGHT),
+    ("def sqrt(n): return 5\ndef f(n): return sqrt(n)", functional("4", "5"), "f", Outcome.RIGHT),
+    ("def f(n): return sqrt(n)", ["assert f(4) == 2"], None, Outcome.WRONG),
+    ("x = 1", functional("5", "120"), "factorial", Outcome.WRONG),
+    ("x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}, None, Outcome.WRONG),
+    ("x = 1", "def check(candidate):\n    assert candidate(1, 2) == 3", "add", Outcome.WRONG),
+    (DEEP.format("def f(n):"), functional("20000", "20000"), "f", Outcome.RIGHT),
+    (DEEP.format("def f(n):\n    @cache"), functional("20000", "20000"), "f", Outcome.RIGHT),
+    ("def f(n): return f(n + 1)", functional("1", "1"), "f", Outcome.WRONG),
+    # Results: in a list of one, and with numbers for keys, in APPS and TACO.
+    ("def f(n): return 6", functional("1", "[6]"), "f", Outcome.WRONG),
+    ("def f(n): return (6, [(n,)])", functional("1", "[6, [[1]]]"), "f", Outcome.RIGHT),
+    ("def f(n): return 6", {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[6], 6]}, None, Outcome.RIGHT),
+    ("def f(n): return 6", {"fn_name": "f", "inputs": ["1\n", "2"], "outputs": ["6", "6"]}, None, Outcome.RIGHT),
+    ("def f(n, s): return n", {"fn_name": "f", "inputs": ['1\n"a"'], "outputs": ["1"]}, None, Outcome.RIGHT),
+    ("def f(d, k): return {**{1: d[1]}, k: (4,)}", KEYED, None, Outcome.RIGHT),
+    ("def f(d, k): return {'1': d[1], '3': [4]}", KEYED, None, Outcome.RIGHT),
+    ("def f(d, k): return {1: 2}", KEYED, None, Outcome.WRONG),
+    ("def f(d): return d['1']", functional('{"1": 2}', "2"), "f", Outcome.RIGHT),
+    ("print(1 / 3)", {"inputs": [""], "outputs": ["0.333333"]}, None, Outcome.RIGHT),
+    ("print(1 / 3)", [{"input": "", "output": "0.333333"}], None, Outcome.WRONG),
+    # Threads.
+    (THREADS.replace("COUNT", "1"), SUM, None, Outcome.RIGHT),
+    (THREADS.replace("COUNT", "9"), SUM, None, Outcome.DIED),
+    (f"def f(n):{THREADS.replace('COUNT', '9')}".replace("\n", "\n    "), functional("1", "1"), "f", Outcome.DIED),
+    ("def f(n): raise RuntimeError(object())", functional("1", "1"), "f", Outcome.WRONG),
+]
+
+
+@pytest.mark.parametrize("rows", [GRADED[::5], pytest.param(GRADED, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_verdicts_of_the_data_sets_graders(rows: list[tuple[str, Any, str | None, Outcome]]) -> None:
+    columns = {"tests": [tests for _, tests, *_ in rows], "entry_point": [entry for *_, entry, _ in rows]}
+    judged = PythonTests(timeout=5.0).judge([fence(code) for code, *_ in rows], **columns)
+    found = [(*row[:3], one.outcome) for row, one in zip(rows, judged, strict=True)]
     assert found == rows
 
 
@@ -222,21 +283,11 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-def test_the_code_of_a_completion() -> None:
+def test_odd_completions() -> None:
     texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
     judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
     assert judged[0].outcome is Outcome.REFUSED
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
-    codes = {
-        "```python\nx = 1\n```\n```python\nx = 2\n```": "x = 2",
-        "```py\nx = 1\n```\n```bash\nls\n```": "x = 1",
-        "```\nx = 1\n```\n```text\nx = 2\n```": "x = 2",
-        "```Python title=a.py\nx = 1": "x = 1",
-        "````python\n```\nx\n```\n````": "```\nx\n```",
-        "  ~~~python\nx = 1\n  ~~~": "x = 1",
-        "```python\n```": "",
-    }
-    assert {text: fenced_code(text) for text in codes} == codes
 
 
 def test_python_tests_unreadable() -> None:

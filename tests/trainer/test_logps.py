@@ -125,12 +125,17 @@ def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teache
     other = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     hook = Watch(teachers=tuple(f"{name} given hint" for name in ("policy", "reference", str(teacher))))
     dataset = prompts().map(lambda row, number: {"hint": "b c " * (number % 3) + row["prompt"]}, with_indices=True)
-    rollout = rollout_of(hook, tiny_model, tmp_path, train_dataset=dataset, beta=0.1)
-    hinted = tokenizer(rollout.columns["hint"], padding=True, padding_side="left", return_tensors="pt")
-    assert hinted["input_ids"].shape != rollout.prompt_ids_B_P.shape
-    after = replace(rollout, prompt_ids_B_P=hinted["input_ids"], prompt_mask_B_P=hinted["attention_mask"])
-    for name, model in (("policy", policy), ("reference", policy), (str(teacher), other)):
-        assert_equal_on_the_mask(rollout.teacher_logps_B_T[f"{name} given hint"], slowly(model, after), rollout)
+    rollout_of(hook, tiny_model, tmp_path, train_dataset=dataset, beta=0.1, max_steps=2, learning_rate=0.1)
+    for step, rollout in enumerate(hook.rollouts):
+        hinted = tokenizer(rollout.columns["hint"], padding=True, padding_side="left", return_tensors="pt")
+        assert hinted["input_ids"].shape != rollout.prompt_ids_B_P.shape
+        after = replace(rollout, prompt_ids_B_P=hinted["input_ids"], prompt_mask_B_P=hinted["attention_mask"])
+        found = {name.removesuffix(" given hint"): logps_B_T for name, logps_B_T in rollout.teacher_logps_B_T.items()}
+        assert_equal_on_the_mask(found["reference"], slowly(policy, after), rollout)  # also after an update
+        assert_equal_on_the_mask(found[str(teacher)], slowly(other, after), rollout)
+        live = rollout.mask_B_T > 0
+        moved = float((found["policy"] - found["reference"])[live].abs().max())
+        assert moved > 0.01 if step else moved < 2e-5
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from tests.support import Run, prompts, relative_gap, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
+from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 from trl_grpo_ext.trainer.prompts import outcomes_of
 from trl_grpo_ext.types import PromptOutcome, PromptPool, SamplerDeclaration
 
@@ -101,6 +102,21 @@ def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: di
         assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items()), step
         metrics = metrics_of(resumed)
         assert metrics == metrics_of(whole)[-len(metrics) :]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_sampler(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "plugin_changes": "warn"}
+    for name in ("in_order", None):
+        sampled(tiny_model, tmp_path / str(name), name, max_steps=2, **settings)
+    at = {"max_steps": 3, **settings}
+    for name, says, rows in (("in_order", "the state of 'in_order'", [4, 5]), ("None", "does not say", [0, 1])):
+        sampler = Recorded()
+        with pytest.warns(ManifestWarning, match=f"'recorded' starts over: the checkpoint .*{says}"):
+            sampled(tiny_model, tmp_path / "on", sampler, resume=str(tmp_path / name / "checkpoint-2"), **at)
+        assert [outcome.row for outcome in sampler.seen[0]] == rows
+    with pytest.warns(ManifestWarning, match="state of the prompt sampler"):
+        sampled(tiny_model, tmp_path / "on", None, resume=str(tmp_path / "in_order" / "checkpoint-2"), **at)
 
 
 @pytest.mark.slow

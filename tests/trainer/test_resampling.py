@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from tests.support import (
     arguments,
@@ -24,6 +25,7 @@ from tests.support import (
 )
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
+from tests.trainer.support import mixed
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
 from trl_grpo_ext.launch.checkpoints import SaveOnSignal
@@ -80,6 +82,10 @@ def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> Non
 DENOMINATORS: dict[str, dict[str, Any]] = {
     "rows": {"loss_type": "grpo", "beta": 0.3, "token_records": 4},
     "constant": {"loss_type": "dr_grpo", "compact_updates": "exact"},
+    "rows, an entropy bonus": {"loss_type": "grpo", "beta": 0.3, "entropy_coef": 0.5, "token_records": 4},
+    "constant, an entropy bonus": {"loss_type": "dr_grpo", "entropy_coef": 0.5},
+    "sums, an entropy bonus": {"loss_type": "luspo", "entropy_coef": 0.5},
+    "sapo, an entropy bonus": {"loss_type": "sapo", "entropy_coef": 0.5},
     "weights": {"loss_aggregation": "seq_mean_token_mean", "beta": 0.3},
     "groups": {"loss_aggregation": "prompt_mean", "compact_updates": "exact"},
 }
@@ -225,8 +231,9 @@ def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_pa
 @pytest.mark.slow
 def test_a_checkpoint_without_a_state_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
+    (tmp_path / "checkpoint-2" / "trl_grpo_ext_plugins.json").unlink()  # as of plain TRL
     with pytest.warns(UserWarning, match="plugins"), pytest.raises(ConfigurationError):
-        resumed(tiny_model, tmp_path, 2, max_steps=3, plugin_changes="warn")
+        resumed(tiny_model, tmp_path, 2, max_steps=3)
 
 
 class KeepsAll:
@@ -259,11 +266,19 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+class OwnLoss(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     for named, settings in REFUSED.items():
         with pytest.raises(ConfigurationError, match=named):
             train(tiny_model, tmp_path, resample=SIGNAL, **settings)
+    own = {"loss_type": "grpo", "entropy_coef": 0.5}
+    with pytest.raises(ConfigurationError, match=r"entropy bonus .*dapo"):
+        train(tiny_model, tmp_path, mixed(OwnLoss), resample=SIGNAL, **own)
     stream = {"train_dataset": prompts(8).to_iterable_dataset(), "rollout_func": scripted_rollout}
     with pytest.raises(ConfigurationError):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)

@@ -1,6 +1,7 @@
 """Shapers in real trainings: TRL's own estimator takes the shaped rewards as if a reward function had given them.
 
-The oracle is TRL's trainer with one reward function more, which returns what the shaper adds. To the bit.
+The oracle is TRL's trainer with one reward function more, which returns what the shaper adds, or with the weights of
+the schedule. To the bit.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from trl import GRPOTrainer
 from tests.support import Run, length_reward, prompts, relative_gap, train
 from tests.trainer.support import WatchBoth, mixed
 from trl_grpo_ext import Rollout
-from trl_grpo_ext.errors import UpstreamError
+from trl_grpo_ext.errors import ConfigurationError, UpstreamError
 from trl_grpo_ext.types import HookDeclaration
 
 
@@ -63,7 +64,6 @@ def same_training(ours: Run, theirs: Run) -> None:
 
 
 ESTIMATORS = [{"scale_rewards": scale} for scale in ("group", "none", "batch")]
-ESTIMATORS.append({"multi_objective_aggregation": "normalize_then_sum"})
 
 
 @pytest.mark.slow
@@ -85,8 +85,32 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.0, 0.9, 1.1])
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum", "decoupled_normalisation"])
+def test_scheduled_weights_are_trls(tiny_model: Path, tmp_path: Path, weight: float, how: str) -> None:
+    hooks: list[Any] = [{"name": "reward_schedule", "weights": {"by_tokens": [[0, weight]]}}]
+    hooks += [how] * how.startswith("decoupled")
+    common: dict[str, Any] = {"reward_funcs": [length_reward, by_tokens], "prompt_count": 8}
+    common["multi_objective_aggregation"] = "normalize_then_sum" if len(hooks) > 1 else how
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, reward_weights=[0.7, weight], **common)
+    ours = train(tiny_model, tmp_path / "ext", hooks=hooks, reward_weights=[0.7, 0.5], **common)
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < 1e-5  # what TRL rounds to is taken for 0 here
+    for our_log, their_log in zip(ours.logs, theirs.logs, strict=True):
+        of_trl = {name: value for name, value in their_log.items() if "reward" in name}
+        assert {name: our_log[name] for name in of_trl} == pytest.approx(of_trl)
+
+
+def test_a_shaper_that_trl_would_normalise_by_itself_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 1}
+    with pytest.raises(ConfigurationError, match=r"'by_tokens' adds .*normalize_then_sum"):
+        train(tiny_model, tmp_path, hooks=[ByTokens()], **settings)
+    train(tiny_model, tmp_path, hooks=[ByTokens(), "centred"], **settings)  # which sees the total
+
+
+@pytest.mark.slow
 def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"multi_objective_aggregation": "normalize_then_sum"}
+    settings = {"scale_rewards": "batch"}
     both = [sometimes, by_tokens_where_scored]
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, reward_funcs=both, **settings)
     watch = WatchBoth()

@@ -240,8 +240,8 @@ class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
     With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, σ (n - 1) of the sums
-    over the scored completions of all ranks. A shaper is one more function. Without shapers these are TRL's advantages
-    under `multi_objective_aggregation="normalize_then_sum"`.
+    over the scored completions of all ranks. These are TRL's advantages under
+    `multi_objective_aggregation="normalize_then_sum"`. What is added to the total reward is none of them.
 
     Source: GDPO (2601.05242).
     Departures: σ is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`.
@@ -251,7 +251,7 @@ class DecoupledNormalisation(Checked, _Estimator):
     """
 
     __name__ = "decoupled_normalisation"
-    declares = HookDeclaration(role="estimator")
+    declares = HookDeclaration(role="estimator", uses_total_reward=False)
     epsilon: float = number(1e-4, "a positive number", lambda x: x > 0)
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -54,14 +54,22 @@ class PartCredit(Checked):
     """
 
     __name__ = "part_credit"
-    # Equal sums may hide parts that differ.
-    declares = HookDeclaration(role="estimator", needs=("offsets",), independent=True, makes_signal=True)
     normalise: bool = flag(False)
     completeness: str = choice("all", "structure", "none")
     outside: str = choice("nothing", "sum", "value")
     reach: str = choice("own", "before")
     baseline: str = choice("group", "previous")
     metrics: dict[str, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.declares = HookDeclaration(
+            role="estimator",
+            needs=("offsets",),
+            independent=True,
+            makes_signal=True,  # equal sums may hide parts that differ
+            uses_total_reward=not self.normalise,
+        )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         precise = compute_dtype(rollout.rewards_B_K.dtype)
@@ -219,6 +227,7 @@ class ProcessRewards(Checked):
             needs=("offsets",),
             makes_signal=True,
             uses_total_reward=False,
+            uses_weights=False,
         )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -144,6 +144,7 @@ class TeacherLogRatio(Checked):
             independent=True,
             makes_signal=self.mode == "replace",
             uses_total_reward=False,
+            uses_weights=False,
             **needs_of(self._sees),
         )
 

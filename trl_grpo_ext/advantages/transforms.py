@@ -177,8 +177,8 @@ class SequenceRejection(Checked):
     """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
 
     `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
-    tokens of the completion, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss forward. TRL's
-    own correction (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
+    tokens that the sampler has scored, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss
+    forward. TRL's own correction (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
 
     Source: verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it too.
     Departures: there the tokens leave the loss mask; here they stay in its denominators.
@@ -201,10 +201,11 @@ class SequenceRejection(Checked):
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         dtype = compute_dtype(advantages_B_T.dtype)
-        live_B_T = rollout.mask_B_T > 0
-        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - logps_of("sampling_logps", rollout).to(dtype)
-        sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
-        ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
+        sampling_logps_B_T = logps_of("sampling_logps", rollout).to(dtype)
+        known_B_T = (rollout.mask_B_T > 0) & ~torch.isnan(sampling_logps_B_T)
+        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - sampling_logps_B_T
+        sums_B = row_sums(torch.where(known_B_T, log_ratio_B_T, 0.0))
+        ratio_B = (sums_B / known_B_T.sum(dim=1).clamp(min=1)).exp()
         kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
         return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
 
@@ -252,10 +253,11 @@ Points = list[tuple[int, float]]
 
 
 class RewardSchedule:
-    """Let the weights of rewards change with the optimizer step: `r'_i = r_i + Σ_k (w_k(step) - w_k)·r_ik`.
+    """Let the weights of rewards change with the optimizer step.
 
     A schedule is a list of points `[step, weight]`. Between two of them the weight is on the line between them, or, in
-    form "step", that of the point before; outside of them that of the nearest. `w_k` is the run's own weight.
+    form "step", that of the point before; outside of them that of the nearest. Each batch is trained on as with these
+    `reward_weights`, and `advantage/reward_schedule/<reward>` logs them. Other rewards keep theirs.
 
     Source: none of its own; asked for in TRL's issue 3036.
 
@@ -266,7 +268,10 @@ class RewardSchedule:
 
     __name__ = "reward_schedule"
     declares = HookDeclaration(
-        role="shaper", independent=True, conformance={"parameters": {"weights": {"form": [[0, 1.0], [100, 0.0]]}}}
+        role="shaper",
+        independent=True,
+        changes_weights=True,
+        conformance={"parameters": {"weights": {"form": [[0, 1.0], [100, 0.0]]}}},
     )
 
     def __init__(self, *, weights: Mapping[str, Sequence[Sequence[float]]], form: str = "linear") -> None:
@@ -275,6 +280,7 @@ class RewardSchedule:
             raise ConfigurationError(f"reward_schedule: weights must be {such}, got {weights!r}.")
         self.points = {str(name): _checked_points(str(name), points) for name, points in weights.items()}
         self.form = checked_choice("reward_schedule: form", form, ("linear", "step"))
+        self.metrics: dict[str, float] = {}
 
     def weight(self, name: str, step: int) -> float:
         """The weight of a reward after `step` optimizer steps."""
@@ -290,13 +296,11 @@ class RewardSchedule:
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         names = list(rollout.reward_names)
-        dtype = compute_dtype(rollout.rewards_B.dtype)
-        added_B = torch.zeros_like(rollout.rewards_B, dtype=dtype)
-        for name in self.points:
-            column = names.index(checked_choice("reward_schedule: weights", name, names))
-            change = self.weight(name, rollout.step) - float(rollout.reward_weights_K[column])
-            added_B += change * rollout.rewards_B_K[:, column].to(dtype).nan_to_num(nan=0.0)
-        return added_B.to(rollout.rewards_B.dtype)
+        weights_K = rollout.reward_weights_K.clone()
+        self.metrics = {name: self.weight(name, rollout.step) for name in self.points}
+        for name, weight in self.metrics.items():
+            weights_K[names.index(checked_choice("reward_schedule: weights", name, names))] = weight
+        return weights_K
 
 
 def _checked_points(name: str, points: Any) -> Points:

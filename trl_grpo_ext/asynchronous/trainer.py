@@ -141,6 +141,7 @@ class Row(float):
     columns: Mapping[str, Any]  # of the data set
     parts: Mapping[str, Sequence[Part]]
     outcomes: Mapping[str, Any]
+    weights: Sequence[float]  # of the rewards, by then
     of_group: Mapping[str, float]  # fields of the rollout that need the whole group, of which a step may see a part
     stages: Mapping[str, np.ndarray]  # `(T,)`, the advantages: TRL's, then after each hook
     allowed_signs: np.ndarray | None
@@ -254,6 +255,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
             size = int(rollout.completion_mask_B_T[place].sum())
             rewards = zip(rollout.reward_names, rollout.rewards_B_K[place].tolist(), strict=True)
             row.sample.metrics |= {f"rewards/{name}": reward for name, reward in rewards}
+            row.weights = rollout.reward_weights_K.tolist()
             row.of_group = {name: values_B[place].item() for name, values_B in of_group.items()}
             row.stages = {name: values_B_T[place, :size].numpy() for name, values_B_T in stages.items()}
             row.allowed_signs = None if signs_B_T is None else signs_B_T[place, :size].numpy()
@@ -277,9 +279,9 @@ class Steps:
         facts: Any = reading.UnevenRanks(trainer.accelerator)
         facts.accumulation = facts.steps_per_generation = 1  # what weights span here is one optimizer step
         self._facts = facts
-        self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
         self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
+        self._reduction = reduction_of(plugins, facts, self._settings, knows_weights=True)
         self.records = RecordStage(trainer, facts, plugins, evaluates=False)
 
     def prepare(self, micro_batches: Sequence[dict[str, Any]]) -> None:
@@ -304,7 +306,7 @@ class Steps:
             local = slice(first, first + len(rows))
             known |= {"num_generations": trl.args.num_generations, "group_ids_B": groups_N[local], "local_rows": local}
             known["advantages_B_T"] = stages[[*stages][-1]]
-            of_run = trl.reward_weights.tolist(), trl.processing_class, trl.eos_token_ids, trl.state.global_step
+            of_run = rows[-1].weights, trl.processing_class, trl.eos_token_ids, trl.state.global_step
             rollout = replace(rollout_of(rows, counts, self._facts.gather, *of_run), **known)
             entries: dict[str, Any] = {
                 "advantages": rollout.advantages_B_T,

@@ -21,9 +21,10 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, shown
+from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
 from ..types import RewardDeclaration
-from .console import messages, paragraph, results
+from .console import paragraph
 
 __all__ = ["Audit", "Finding", "audit"]
 

@@ -10,8 +10,9 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
+from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
-from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, results
+from .console import KIND_HELP, kind_of, of_distribution, paragraph
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo

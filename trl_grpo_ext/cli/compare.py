@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.terminal import messages, results
 from ..guard.untrusted import printable
-from .console import messages, results
 
 if TYPE_CHECKING:
     from ..history.compare import Comparison, Gradients
@@ -30,7 +30,7 @@ _WITH = "A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it;
 _MODEL = "Measure gradients with the policy that sampled the completions: path or hub id, or an adapter's folder."
 _DATASET = "A .jsonl or .parquet file with the columns that rewards need, joined by prompt."
 _RIGHT_AT = "The least value of the base's first reward that counts as right."
-_TEMPERATURE = "Sampling temperature; the model's logits are divided by it."
+_TEMPERATURE = "Sampling temperature; the model's logits are divided by it. Default: the run's."
 _DIMENSIONS = "Dimensions of the gradient sketch; it is exact with one per trained parameter."
 
 
@@ -42,7 +42,7 @@ def compare_command(
     right_at: Annotated[float, typer.Option("--right-at", help=_RIGHT_AT)] = 0.5,
     step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
-    temperature: Annotated[float, typer.Option(min=1e-6, help=_TEMPERATURE)] = 1.0,
+    temperature: Annotated[float | None, typer.Option(min=1e-6, help=_TEMPERATURE)] = None,
     dimensions: Annotated[int, typer.Option(min=2, help=_DIMENSIONS)] = 4096,
     rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch of the model.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -109,8 +109,13 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         reward = "no reward" if base.reward_mean is None else f"reward {base.reward_mean:.4g} on average"
         yield f"{base.name}: {reward}, {signal}."
     for pair, other in zip(found.pairs, found.selections[1:], strict=True):
-        if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
-            yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
+        changes = (pair.moved, pair.moved_between_tokens, pair.turned)
+        if None in changes:
+            empty = [one.name for one in (base, other) if one.positive_mass is None]
+            yield f"{' and '.join(empty)} {'has' if len(empty) == 1 else 'have'} no gradient mass: nothing is learnt."
+            continue
+        if all(change is not None and change < _SAME for change in changes):
+            yield f"{pair.other} and {pair.base} train the same: no gradient mass moves, nor is any turned."
             continue
         yield (
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "

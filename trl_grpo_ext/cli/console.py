@@ -1,7 +1,4 @@
-"""What the commands share: consoles and their widths, text made safe for a terminal, kinds and names."""
-
-import os
-import sys
+"""What the commands share: paragraphs, kinds and names."""
 
 from rich.console import Console
 from rich.text import Text
@@ -10,25 +7,11 @@ from ..errors import ConfigurationError
 from ..plugins.discovery import Installed, PluginInfo, normalise, suggest_names
 from ..plugins.kinds import KINDS, WORDS, Kind, kind_words
 
-PIPED_WIDTH = 200
-"""Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
-
 KIND_HELP = f"{kind_words()}."
 _SINGULAR: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
 _WORDS: dict[str, Kind] = {
     f"{word.replace('-', '_')}{ending}": kind for word, kind in _SINGULAR.items() for ending in ("", "s", "es")
 }
-
-
-def results() -> Console:
-    """The console for results. Text is printed as it is, without markup or highlighting."""
-    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED_WIDTH
-    return Console(width=wide, highlight=False, markup=False, emoji=False)
-
-
-def messages() -> Console:
-    """The console for progress, warnings and everything else that is no result."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line
 from ..plugins.kinds import PLURALS
-from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, results
+from .console import KIND_HELP, kind_of, of_distribution, paragraph
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from .. import __version__
 from ..errors import TRLGRPOExtError
+from ..guard.terminal import messages
 from ..guard.untrusted import printable
 from .audit import audit_command
 from .check import check_command
 from .compare import compare_command
-from .console import messages
 from .list import list_command
 from .new import new_command
 from .report import report_command

@@ -8,8 +8,9 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.terminal import results
 from ..guard.untrusted import printable
-from .console import kind_of, paragraph, results
+from .console import kind_of, paragraph
 from .scaffold import PluginKind
 
 _NAME = "The name by which people select the plugin, such as answer_length."

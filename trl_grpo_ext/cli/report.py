@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ..guard.terminal import messages, results
 from ..guard.untrusted import escape
-from .console import messages, results
 
 _PAGE = "report.html"
 _RUNS = "The output_dir of a training, finished or not. Several are overlaid."

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from ..guard.terminal import messages, results
 from ..guard.untrusted import as_json, escape, one_line, printable
 from ..plugins.kinds import LABELS
-from .console import KIND_HELP, kind_of, messages, paragraph, results
+from .console import KIND_HELP, kind_of, paragraph
 
 if TYPE_CHECKING:
     from rich.console import Console

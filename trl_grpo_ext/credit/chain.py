@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
-from ..types import Forward, HookDeclaration, Rollout, acting_order, implements, role_of
+from ..types import Forward, HookDeclaration, Rollout, acting_order, adds_rewards, implements, role_of
 from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .signal import SkipZeroVariance, rewards_are_equal
@@ -47,7 +47,7 @@ class HookChain:
         return any(implements(hook, method) for hook in self.hooks)
 
     def on_rewards(self, rollout: Rollout) -> Rollout:
-        """The rollout after the shapers: each adds a column to the rewards, and the total includes it."""
+        """The rollout after the shapers: with their weights, then a column for each that adds, part of the total."""
         for hook in (hook for hook in self.hooks if implements(hook, "on_rewards")):
             rollout = shape_rewards(hook, rollout, unique_names([*rollout.reward_names, plugin_label(hook)])[-1])
         return rollout
@@ -69,7 +69,7 @@ class HookChain:
         declared = [HookDeclaration.of(hook) for hook in self.hooks if role_of(hook) != "forward"]
         if any(one.makes_signal for one in declared):
             return None
-        functions = len(rollout.reward_names) - sum(implements(hook, "on_rewards") for hook in self.hooks)
+        functions = len(rollout.reward_names) - sum(map(adds_rewards, self.hooks))
         rewards_N_K = rollout.gather(rollout.rewards_B_K[:, :functions].contiguous())
         weights_K = rollout.reward_weights_K[:functions]
         equal_N = rewards_are_equal(rewards_N_K, weights_K, gather_groups(rollout), "normalize_then_sum")
@@ -125,16 +125,22 @@ class HookChain:
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
-    estimators, shapers, forward = (
-        [hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper", "forward")
-    )
+    estimators, forward = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "forward"))
+    adding = [hook for hook in hooks if adds_rewards(hook)]
     makers = [hook for hook in forward if HookDeclaration.of(hook).makes_signal]
+    weighing = [hook for hook in hooks if HookDeclaration.of(hook).changes_weights]
     blind = [hook for hook in estimators if not HookDeclaration.of(hook).uses_total_reward]
+    unweighted = [hook for hook in estimators if not HookDeclaration.of(hook).uses_weights]
     skips = [aggregation] if isinstance(aggregation, SkipZeroVariance) else []
     gives = "The advantage hook {} gives groups of equal rewards an advantage"
     clashes = (
         (estimators, estimators[1:], "The advantage hooks {} and {} are both estimators; one would be discarded."),
-        (shapers, blind, "The advantage hook {} shapes the total reward, which the estimator {} does not read."),
+        (adding, blind, "The advantage hook {} adds to the total reward, which the estimator {} does not read."),
+        (
+            weighing,
+            unweighted,
+            "The advantage hook {} changes weights of rewards, which {} does not read.",
+        ),
         (makers, makers[1:], "The advantage hooks {} and {} both give groups of equal rewards an advantage."),
         (makers, skips, f"{gives}, and the loss aggregation {{}} weight 0."),
     )
@@ -142,6 +148,16 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
         if first and second:
             names = (repr(plugin_label(plugin)) for plugin in (first[0], second[0]))
             raise ConfigurationError(f"{what.format(*names)} Keep one of them.")
+
+
+def refuse_normalised_shapers(hooks: Sequence[Any], multi_objective_aggregation: str) -> None:
+    """Refuse shapers where TRL would normalise what they add by itself, which removes its size."""
+    adding = [hook for hook in hooks if adds_rewards(hook)]
+    estimates = any(role_of(hook) == "estimator" for hook in hooks)
+    if adding and not estimates and multi_objective_aggregation == "normalize_then_sum":
+        what = f"The advantage hook {plugin_label(adding[0])!r} adds to the total reward"
+        why = "multi_objective_aggregation: normalize_then_sum does not read, but normalises each column by itself"
+        raise ConfigurationError(f"{what}, which {why}. Set sum_then_normalize, or select an estimator.")
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
-from ..types import Forward, Rollout, Totals, implements, role_of
-from .groups import gather_groups, group_mean
+from ..types import Forward, HookDeclaration, Rollout, Totals, implements, role_of
+from .groups import gather_groups, group_mean, weighted_rewards
 
 _REASON = 40  # characters of a group filter's reason, at most
 
@@ -86,24 +86,35 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
 
 
 def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
-    """The rollout with what one shaper adds, a reward column of weight 1; gathers twice, for the means."""
+    """The rollout after one shaper: with its weights, or with what it adds, a column of weight 1. Gathers twice."""
+    if HookDeclaration.of(hook).changes_weights:
+        label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
+        with torch.no_grad(), calling(hook, label, rollout):
+            result = hook.on_rewards(rollout)
+        weights_K = tensor_like(rollout.reward_weights_K, result, label, "(reward functions,)").detach()
+        refuse(~torch.isfinite(weights_K), weights_K, f"{label} must return finite weights")
+        weights_K = weights_K.to(rollout.reward_weights_K)
+        rewards_B = weighted_rewards(rollout.rewards_B_K, weights_K).to(rollout.rewards_B.dtype)
+        return _with_rewards(rollout, rewards_B, reward_weights_K=weights_K, raw_rewards_B=rewards_B)
     added = run_shaper(hook, rollout)
     tokens_B_T = rollout.token_rewards_B_T
     if added.dim() == 2:
         tokens_B_T = added if tokens_B_T is None else tokens_B_T + added
         added = added.to(torch.promote_types(added.dtype, torch.float32)).sum(dim=1)
     column_B = added.to(rollout.rewards_B_K.dtype).masked_fill(torch.isnan(rollout.rewards_B), torch.nan)
-    rewards_B = rollout.rewards_B + column_B
-    means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
-    return replace(
+    return _with_rewards(
         rollout,
+        rollout.rewards_B + column_B,
         rewards_B_K=torch.cat([rollout.rewards_B_K, column_B.unsqueeze(1)], dim=1),
         reward_names=(*rollout.reward_names, name),
         reward_weights_K=torch.cat([rollout.reward_weights_K, rollout.reward_weights_K.new_ones(1)]),
-        rewards_B=rewards_B,
         token_rewards_B_T=tokens_B_T,
-        group_baselines_B=means_N[rollout.local_rows],
     )
+
+
+def _with_rewards(rollout: Rollout, rewards_B: torch.Tensor, **changed: Any) -> Rollout:
+    means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
+    return replace(rollout, rewards_B=rewards_B, group_baselines_B=means_N[rollout.local_rows], **changed)
 
 
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:

@@ -162,9 +162,11 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = Manifest.read(Path(folder) / MANIFEST).plugins
     except (ManifestError, OSError):
         plugins = ()
-    untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
+    schedules = [one.parameters for one in plugins if one.name == "reward_schedule" and one.parameters]
+    scheduled = {reward for parameters in schedules for reward in parameters["weights"]}
+    weightless = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    return findings(RunFacts(history, untrained, shapers))
+    return findings(RunFacts(history, weightless - scheduled, shapers))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -251,8 +253,9 @@ def constant_reward(run: RunFacts) -> Iterator[Finding]:
     """One of several rewards is the same for all completions, for half of the run or more."""
     for name in run.rewards if len(run.rewards) > 1 else ():
         spread = run.curve(f"rewards/{name}/std")
-        if (first := spread.since(spread.means <= 1e-9, share=0.5)) is not None:
-            value = run.curve(f"rewards/{name}/mean").values[-1]
+        value = next(reversed(run.curve(f"rewards/{name}/mean").values), 0.0)
+        # In float32 the deviation of equal values is not 0.
+        if (first := spread.since(spread.means <= 1e-6 * max(abs(value), 1.0), share=0.5)) is not None:
             sentence = f"the reward {printable_name(name)} is {value:.3g} for every completion"
             yield Finding("constant_reward", spread.steps[first], spread.steps[-1], sentence)
 

@@ -37,6 +37,7 @@ _STRINGS = pyarrow.list_(pyarrow.string())
 SCHEMA = pyarrow.schema(
     {
         "step": pyarrow.int64(),  # optimizer steps done when the file was written
+        "scored_step": pyarrow.int64(),  # optimizer steps done when the completion was scored
         "group": pyarrow.int64(),  # number of the prompt within the generation batch, over all ranks
         "member": pyarrow.int64(),  # number of the completion within its group
         "prompt": pyarrow.string(),  # the prompt as text; JSON where it is a list of messages
@@ -171,6 +172,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     spans = _placed(lambda: rollout.offsets(row))
     failed = _placed(lambda: [turn.number for turn in rollout.turns(row) if turn.failed]) if -1 in turns else []
     return {
+        "scored_step": rollout.step,
         "prompt": encodable(prompt),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
         "images": copies_of(rollout.prompts[row]),

@@ -31,7 +31,8 @@ class JSONSchema(Judged, kw_only=False):
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
         column: The dataset's column of schemas, as JSON text.
-        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
+        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one,
+            after the thinking (`</think>`) if a fence follows it.
             "whole": the whole completion. "last": the last closed object that is not part of another value.
         partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it. If it is not 0,
             each of the schema's own `properties` is a part, 1 if its value is valid, else 0; its place is the value.

@@ -11,7 +11,7 @@ from ..types import END, Part, Parts, RewardDeclaration
 from ._judged import Comparing, too_long
 from ._text.json_text import is_near, read_number, read_plain_number
 
-_NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,6})(?:[.:](?P<decimal>(?=\d))|[.):]\s*+)", re.ASCII)
 
 
 class Lines(Comparing):
@@ -27,7 +27,7 @@ class Lines(Comparing):
     Args:
         column: The dataset's column of lists of texts and numbers.
         form: "plain": one answer a line. "numbered": items such as `1. Rome`, `2) 18` or `3: yes`, in any order; other
-            lines do not matter.
+            lines do not matter. A line such as `2.5 km` is an item only if no other is number 2.
         absolute: How far a number may be away from the right one.
         relative: The same, as a share of the right one. The larger of the two counts.
         ignore_case: Compare texts without regard to case.
@@ -90,6 +90,7 @@ class Lines(Comparing):
 def _found(text: str, form: str) -> list[tuple[int, int, int]]:
     """The lines or items: number, beginning and end of the answer, without white space around it."""
     found: list[tuple[int, int, int]] = []
+    decimals: list[tuple[int, int, int]] = []  # that may as well be prose: `2.5 km away`, `12:30 is noon`
     first = 0
     for line in text.split("\n"):
         answer = line.strip()
@@ -97,15 +98,19 @@ def _found(text: str, form: str) -> list[tuple[int, int, int]]:
         end = start + len(answer)
         first += len(line) + 1
         number = len(found) + 1
+        into = found
         if form == "numbered":
             mark = _NUMBER.match(answer)
             if mark is None:
                 continue
             number = int(mark[1])
             start = start + mark.end()
+            into = found if mark["decimal"] is None else decimals
         if start < end:
-            found.append((number, start, end))
-    return found
+            into.append((number, start, end))
+    numbers = {number for number, _, _ in found}
+    found += [one for one in decimals if one[0] not in numbers]
+    return sorted(found, key=lambda one: one[1])
 
 
 def _answers(expected: Any) -> list[Any] | None:

@@ -18,7 +18,8 @@ from ..types import Part, Parts, RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, Judged, too_long
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
-from ._text.json_text import fences
+from ._sandbox.wire import NO_THREAD
+from ._text.fences import fences, without_indentation
 
 _ENDED = "the process ended before its tests did"
 _ENDINGS = {
@@ -28,13 +29,15 @@ _ENDINGS = {
     "threads": (Outcome.DIED, "it started too many threads"),
     "output": (Outcome.WRONG, "it printed or handed over too much"),
 }
+_THOUGHT = re.compile(r"</think(?:ing)?>(?!['\"\\])")  # not in a string
+_ANSWER = re.compile(r"\s*+<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
 
 
 class PythonTests(Judged):
     """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
 
-    The code is the completion's last fence marked python, else its last fence, else its whole text. The dataset's
-    column `tests` has, for each row, one of
+    The code is the completion's last fence marked python, else its last fence, else its whole text, after the thinking
+    (`</think>`) if anything like it follows there. The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
     - one source text (HumanEval, `test_*` functions, unittest): one test, for which `check(candidate)` is called with
@@ -44,7 +47,7 @@ class PythonTests(Judged):
 
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
     in order and in one namespace, and gets values as data. docs/rewards.md ("Code and its tests") says what the code
-    may do.
+    may do, and how its results are compared.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
@@ -179,7 +182,7 @@ class PythonTests(Judged):
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
-        for given, wanted in examples:
+        for given, wanted, near in examples:
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
@@ -188,7 +191,7 @@ class PythonTests(Judged):
                 return failure, set()
             if failure is None and run.status != 0:
                 failure = Judgement(Outcome.WRONG, f"it ended with status {run.status}")
-            if failure is None and not same_output(run.output, wanted):
+            if failure is None and not same_output(run.output, wanted, near):
                 failure = Judgement(Outcome.WRONG, f"test {len(passed)}: it printed {shown(run.output[:100])}")
             passed.append(failure is None)
             first = first or failure
@@ -213,15 +216,22 @@ class PythonTests(Judged):
 
 
 def fenced_code(text: str) -> str:
-    """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
-    return text[slice(*code_span(text))]
+    """The code of a completion, as `code_span` finds it, without the indentation of a list around it."""
+    return without_indentation(text[slice(*code_span(text))])
 
 
 def code_span(text: str) -> tuple[int, int]:
-    """Where `fenced_code` stands."""
+    """Where the code stands: the last fence marked python, else the last fence, else what is no thinking and no tag.
+
+    Fences in the thinking count only if all that follow it are of other languages. An unclosed fence counts.
+    """
     blocks = fences(text)
     marked = [block for block in blocks if block[0] in ("python", "python3", "py")] or blocks
-    return marked[-1][1:3] if marked else (0, len(text))
+    if marked:
+        return marked[-1][1:3]
+    start = max((thought.end() for thought in _THOUGHT.finditer(text)), default=0)
+    answer = _ANSWER.match(text, start)
+    return answer.span(1) if answer else (start, len(text))
 
 
 def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
@@ -263,7 +273,9 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
-    if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):
+    raised = [message["failed"] for message in run.messages if message.get("failed")]
+    short = any(one[0] == "MemoryError" or one == ["RuntimeError", NO_THREAD] for one in raised)
+    if short or any(message.get("memory") for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory")
     if any("MemoryError" in str(message.get("detail", ""))[:11] for message in run.messages):
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")

@@ -170,6 +170,10 @@ class HookChecks(TensorChecks):
         """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
         if stage != "on_rewards":
             return flow.run_hook(hook, stage, advantages_B_T, context)
+        if self.declared.changes_weights:
+            added = (flow.shape_rewards(hook, context, "").rewards_B - context.rewards_B).nan_to_num(nan=0.0)
+            added_B_T: torch.Tensor = added.unsqueeze(1) * context.mask_B_T
+            return added_B_T
         added = flow.run_shaper(hook, context)
         return added if added.dim() == 2 else added.unsqueeze(1).expand_as(context.mask_B_T) * context.mask_B_T
 

@@ -49,7 +49,8 @@ class GRPOExtConfig(GRPOConfig):
         token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error
-            that names every difference, or `warn` and continue (see `trl_grpo_ext.records.manifest`).
+            that names every difference, or `warn` and continue (see `trl_grpo_ext.records.manifest`). A hook or sampler
+            of another name than the checkpoint's then starts over.
         pass_at_k: Values of k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the probability
             that at least one of k completions passes, estimated without bias from all completions of a problem (see
             `trl_grpo_ext.trainer.pass_at_k`).

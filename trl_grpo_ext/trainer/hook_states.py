@@ -1,5 +1,6 @@
 """States that survive a checkpoint, in its `trainer_state.json`, where transformers keeps those of callbacks."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -7,8 +8,9 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from ..credit.flow import plugin_label
-from ..errors import ConfigurationError
+from ..guard.calls import unique_names
 from ..types import implements
+from .plugin_records import ManifestWarning
 
 
 class KeptState(TrainerCallback, ExportableState):
@@ -37,13 +39,38 @@ class AdvantageHookStates(KeptState):
         return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Load each hook's state, found by its label; say which start over, and which states are of none."""
         saved = self.saved_in(state) or []
-        there = [entry["hook"] for entry in saved]
-        if saved and there != (here := [plugin_label(hook) for hook in self.hooks]):
-            raise ConfigurationError(f"The checkpoint has the states of the advantage hooks {there}, not of {here}.")
-        for hook, entry in zip(self.hooks, saved, strict=bool(saved)):
-            if entry["state"] is not None:
-                hook.load_state_dict(entry["state"])
+        states = dict(zip(unique_names([entry["hook"] for entry in saved]), saved, strict=True))
+        for name, hook in zip(unique_names([*map(plugin_label, self.hooks)]), self.hooks, strict=True):
+            if not has_state(hook):
+                continue
+            found = states.pop(name, {"state": None})["state"]
+            if found is not None:
+                hook.load_state_dict(found)
+            elif state.global_step:
+                warn_on_main(args, f"The checkpoint has no state of the advantage hook {name!r}: it starts over.")
+        if left := [name for name, entry in states.items() if entry["state"] is not None]:
+            names = " and ".join(map(repr, left))
+            warn_on_main(args, f"Not used is the checkpoint's state of the advantage hook {names}.")
+
+
+class UnusedStates(TrainerCallback):
+    """Says which states of a checkpoint are of a kind of which this run keeps none, and forgets them."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._used = {type(callback).__name__ for callback in trainer.callback_handler.callbacks}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        for name, owners in (("AdvantageHookStates", "advantage hooks"), ("PromptsState", "the prompt sampler")):
+            if name not in self._used and state.stateful_callbacks.pop(name, None) is not None:
+                warn_on_main(args, f"Not used is the checkpoint's state of {owners}.")
+
+
+def warn_on_main(args: Any, text: str) -> None:
+    """Warn on rank 0 of what a resumed run does not continue."""
+    if args.process_index == 0:
+        warnings.warn(text, ManifestWarning, stacklevel=3)
 
 
 def has_state(hook: Any) -> bool:

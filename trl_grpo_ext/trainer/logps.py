@@ -77,10 +77,10 @@ class LogpsForHooks:
         teacher, column = split_teacher(name)
         batch = prompted.get(column, batch)
         if teacher in (POLICY, REFERENCE):
-            as_reference = reading.reference_of(self._trainer) if teacher == REFERENCE else nullcontext
-            assert as_reference is not None  # checked at construction
-            with as_reference():
-                return acting.policy_pass(self._trainer, batch, rows_at_once, False)[0]
+            found = nullcontext(None) if teacher == POLICY else reading.reference_of(self._trainer)
+            assert found is not None  # checked at construction
+            with found as model:
+                return acting.policy_pass(self._trainer, batch, rows_at_once, False, model)[0]
         ids, mask = whole_rows(batch)
         parts = []
         for first in range(0, ids.size(0), rows_at_once):

@@ -94,7 +94,8 @@ class LossStage:
         is_trial = len(self._handlers) > 1
         if is_trial or not (self._acts or self.records.records_tokens):
             self._reached += 1
-            return scaled_for_masked_groups(inherited(model, inputs), inputs)
+            loss = inherited(model, inputs)
+            return loss if is_trial else scaled_for_masked_groups(loss, inputs)
         progress = reading.progress_of(self.trainer)
         settings = reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
@@ -113,7 +114,7 @@ class LossStage:
             self.records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:
             self.records.saw_loss(forward, reduced)
-        return scaled_for_masked_groups(reduced.loss if forward.keep_graph else reduced.loss.detach(), inputs)
+        return reduced.loss if forward.keep_graph else reduced.loss.detach()
 
     def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""

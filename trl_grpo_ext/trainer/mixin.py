@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
-from .hook_states import AdvantageHookStates, has_state
+from .hook_states import AdvantageHookStates, UnusedStates, has_state
 from .logps import needs_reference
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
@@ -55,10 +55,11 @@ class Extension:
         trl.add_callback(LiveLog())
         if any(map(has_state, plugins.hooks)):
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
-        reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
+        settings = reading.loss_settings_of(trl)
+        reduction = reduction_of(plugins, facts, settings, knows_weights=not owners)
         refuse_token_losses(plugins.losses_by_name, trl, owners)
         token_losses = TokenLosses(plugins.losses_by_name, facts)
-        terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
+        terms = terms_of(settings, plugins.forward_hooks, token_losses.terms())
         freedom = freedom_of(terms, reduction.divides_by)
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
         own_passes = any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between)
@@ -66,6 +67,7 @@ class Extension:
         own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
         self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
         outside = self.rollouts.pass_outside_losses
+        trl.add_callback(UnusedStates(trl))
         self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:

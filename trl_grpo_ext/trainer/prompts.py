@@ -15,7 +15,7 @@ from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
 from ..plugins.loading import load_prompt_sampler
 from ..types import PromptOutcome, PromptPool, Rollout, implements
-from .hook_states import KeptState
+from .hook_states import KeptState, warn_on_main
 from .selected import SelectedPlugins
 from .upstream import reading
 from .upstream.reading import RunFacts
@@ -38,6 +38,7 @@ class DrawnPrompts:
     facts: RunFacts
     sampler: Any
     drawing: str  # the setting that asks for it
+    on_changes: str  # "stop" or "warn", if a checkpoint is of other plugins
     log: Callable[[Mapping[str, float]], None]
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class DrawnPrompts:
 
     def state(self) -> dict[str, Any]:
         return {
+            "of": plugin_label(self.sampler),
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
             "sampler": dict(self.sampler.state_dict()) if self._started and self.facts.rank == 0 else {},
@@ -62,15 +64,26 @@ class DrawnPrompts:
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
         """Continue at a checkpoint."""
+        if saved is None and self.on_changes == "warn":
+            self._start_over("does not say which prompts were drawn")
+            return
         if saved is None or saved["inside_a_batch"]:
             what = "does not say which prompts were drawn" if saved is None else "was saved inside a generation batch"
             raise ConfigurationError(f"{self.drawing}: the checkpoint {what}. Take another, or start from its model.")
+        self._drawn = saved["rounds_drawn"]
+        of = saved.get("of", plugin_label(self.sampler))
+        if of != plugin_label(self.sampler):
+            self._drawn -= len(saved["ahead"])
+            self._start_over(f"has the state of {of!r}")
+            return
         with self._plugin_code():
             self._start()
             if self.facts.rank == 0:
                 self.sampler.load_state_dict(saved["sampler"])
-        self._drawn = saved["rounds_drawn"]
         self._ahead = [list(prompts) for prompts in saved["ahead"]]
+
+    def _start_over(self, why: str) -> None:
+        warn_on_main(self.trainer.args, f"The {self._label} starts over: the checkpoint {why}.")
 
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
@@ -149,7 +162,7 @@ def prompts_of(
         what = f"save_steps={args.save_steps} has to be a multiple of {least} here"
         raise ConfigurationError(f"{drawing}: {what}, or a run could not resume inside a generation batch.")
     sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
-    prompts = DrawnPrompts(trainer, facts, sampler, drawing, log)
+    prompts = DrawnPrompts(trainer, facts, sampler, drawing, plugins.settings.plugin_changes, log)
     trainer.add_callback(PromptsState.of(prompts=prompts))
     return prompts
 

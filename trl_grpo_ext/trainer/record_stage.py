@@ -18,7 +18,7 @@ from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
 from ..types import Rollout
-from .batch import BatchKeys, scaled_for_masked_groups
+from .batch import BatchKeys
 from .pass_at_k import PassAtK, pass_at_k_of
 from .plugin_records import PluginRecords
 from .reductions import LossForward, Reduced
@@ -117,8 +117,6 @@ class RecordStage:
         if (factor_B := inputs.get(BatchKeys.part_factor)) is not None and weights_B_T is not None:
             used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             weights_B_T = weights_B_T * factor_B.unsqueeze(1)
-        if weights_B_T is not None:
-            weights_B_T = scaled_for_masked_groups(weights_B_T, inputs)
         policy = forward.policy
         seen = {"weight": weights_B_T, "logp": policy.logps_B_T, "entropy": policy.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}

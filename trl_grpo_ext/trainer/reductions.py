@@ -1,5 +1,6 @@
 """From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation."""
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from ..credit.flow import plugin_label
 from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError, UpstreamError
 from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
-from .batch import BatchKeys
+from .batch import BatchKeys, scaled_for_masked_groups
 from .own_loss import LossOf, LossTrial
 from .selected import SelectedPlugins
 from .upstream import contract, reading
@@ -127,26 +128,36 @@ class Computed:
 
 
 class TRLsReduction:
-    """No aggregation: TRL's own weights, and its scalar untouched, unless there are token losses."""
+    """No aggregation: TRL's own weights, and its scalar untouched, but for token losses and `resample`.
+
+    Where it counts as rows the groups that `resample` has masked, its terms are scaled as if they were none. The
+    entropy bonus and the auxiliary loss, which do not count rows, stay as they are.
+    """
 
     aggregation: Any = None
     by_weights = False
 
-    def __init__(self, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
-        self._knows_weights = knows_weights and loss_type in contract.LOSS_TYPES
-        self.takes_apart = has_token_losses
+    def __init__(self, settings: LossSettings, *, knows_weights: bool, has_token_losses: bool, masks: bool) -> None:
+        self._knows_weights = knows_weights and settings.loss_type in contract.LOSS_TYPES
         of_tokens: dict[str, DividesBy] = {"token_mean": "nothing", "token_mean_local": "tokens"}
-        self.divides_by = of_tokens.get(flow.TRL_REDUCTIONS.get(loss_type, ""), "rows")
+        self.divides_by = of_tokens.get(flow.TRL_REDUCTIONS.get(settings.loss_type, ""), "rows")
+        has_rest = settings.entropy_bonus or settings.auxiliary_loss
+        keeps_rest = masks and has_rest and self.divides_by == "rows"
+        self.takes_apart = has_token_losses or keeps_rest
+        if keeps_rest and not self._knows_weights:
+            what = "resample cannot find the entropy bonus or auxiliary loss in a _compute_loss that is not TRL's"
+            raise ConfigurationError(f"{what}. Set loss_type: dapo, which counts no rows, or remove one of them.")
 
     def reduce(self, computed: Computed) -> Reduced:
+        scaled = functools.partial(scaled_for_masked_groups, batch=computed.forward.inputs)
         if not self._knows_weights:
-            return Reduced(computed.trl_loss, None)
+            return Reduced(scaled(computed.trl_loss), None)
         weights_B_T = computed.trl_weights_B_T
-        loss = computed.trl_loss
+        loss = scaled(computed.trl_loss)
         if self.takes_apart:
             pieces = computed.pieces()
-            loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
-        return Reduced(loss, weights_B_T / computed.facts.ranks)
+            loss = scaled((weights_B_T * pieces.loss_B_T).sum()) + pieces.rest
+        return Reduced(loss, scaled(weights_B_T) / computed.facts.ranks)
 
 
 @dataclass
@@ -196,13 +207,16 @@ class Reducing:
 Reduction = TRLsReduction | Weighted | Reducing
 
 
-def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> Reduction:
+def reduction_of(
+    plugins: SelectedPlugins, facts: RunFacts, settings: LossSettings, *, knows_weights: bool
+) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
     aggregation = plugins.aggregation
     if plugins.reduces:
-        contract.check_loss_type(loss_type)
+        contract.check_loss_type(settings.loss_type)
     if aggregation is None:
-        return TRLsReduction(loss_type, knows_weights=knows_weights, has_token_losses=bool(plugins.token_losses))
+        has = {"has_token_losses": bool(plugins.token_losses), "masks": plugins.resample is not None}
+        return TRLsReduction(settings, knows_weights=knows_weights, **has)
     if implements(aggregation, "weights"):
         return Weighted(aggregation)
     per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs

@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather
 
 from ..credit import flow
-from ..credit.chain import Change
+from ..credit.chain import Change, refuse_normalised_shapers
 from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
 from ..credit.signal import groups_of, rewards_are_equal, signal_table, zero_variance_of
@@ -57,6 +57,7 @@ class RolloutStage:
         self._resampling = resampling_of(*run, loss_counts_rows=self.divides_by == "rows")
         self._sharing = sharing_of(self.trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
+        refuse_normalised_shapers(plugins.hooks, self.trainer.multi_objective_aggregation)
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
         self._zeroes_rounding = used and not self.own_scoring
         self._sampling = Sampling()
@@ -69,7 +70,7 @@ class RolloutStage:
             with self._watching() as sampling:
                 batch: dict[str, Any] = inherited(inputs)
             if self._zeroes_rounding and sampling.scored:
-                self._zero_rounding(batch, sampling.scored[-1])
+                self._zero_rounding(batch, sampling.scored[-1], self.trainer.reward_weights)
             return batch
         progress = reading.progress_of(self.trainer)
         if self.prompts is None or not progress.training:
@@ -100,14 +101,14 @@ class RolloutStage:
     def calculate_rewards(
         self, inherited: Inherited, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
     ) -> torch.Tensor:
-        """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
+        """The rewards of all ranks, `(N, K)`, with a column for each shaper that adds."""
         trl = self.trainer
         names = self.facts.reward_names
         timeout = reward_limit(self.plugins.settings.reward_timeout, float(trl.args.ddp_timeout), self.facts.ranks)
         watch = RewardWatch(timeout)
         failure = None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
-        self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
+        self._sampling.show_columns((), None)  # those of an earlier call in this batch are no functions
         functions = trl.reward_funcs
         watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
@@ -160,7 +161,7 @@ class RolloutStage:
                 weights_K = self.trainer.reward_weights
                 rollout = read_rollout(self.facts, progress, batch, scored, logps, weights_K, drawn.row_numbers)
             if self._zeroes_rounding:
-                self._zero_rounding(batch, scored)
+                self._zero_rounding(batch, scored, rollout.reward_weights_K)
         batch[BatchKeys.row_id] = self.records.number_rows(rollout)
         return SampledBatch(batch, scored, logps, rollout)
 
@@ -179,11 +180,14 @@ class RolloutStage:
             weights_K = self.trainer.reward_weights
             raw = read_rollout(self.facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
+        sampling.shaped.append((batch, rollout))
+        added = rollout.reward_names[len(raw.reward_names) :]
+        sampling.show_columns(added, rollout.reward_weights_K)
+        if not added:
+            return rewards_N_K
         added_N_S = self.facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
         rewards_N_K = torch.cat([rewards_N_K, added_N_S], dim=1)
-        sampling.shaped.append((batch, rollout))
         sampling.scored.append(replace(scored, rewards_N_K=rewards_N_K))
-        sampling.show_columns(rollout.reward_names[len(raw.reward_names) :])
         raw_N = self.facts.gather(rollout.raw_rewards_B)
         known_N = raw_N[~torch.isnan(raw_N)]
         self.records.add_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
@@ -194,15 +198,14 @@ class RolloutStage:
             prompted = self._hook_logps.with_prompts(batch, rows)
         return self._hook_logps.compute(batch, prompted, self.facts.rows_at_once(progress.training))
 
-    def _zero_rounding(self, batch: dict[str, Any], scored: ScoredRows) -> None:
+    def _zero_rounding(self, batch: dict[str, Any], scored: ScoredRows, weights_K: torch.Tensor) -> None:
         """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
         trl = self.trainer
         rewards_N_K = scored.rewards_N_K
-        more = rewards_N_K.size(1) - len(trl.reward_weights)
-        weights_K = torch.cat([trl.reward_weights, trl.reward_weights.new_ones(more)]).to(rewards_N_K.device)
         group_size = self.facts.group_size(reading.progress_of(trl).training)
         groups_N = torch.arange(len(rewards_N_K), device=rewards_N_K.device) // group_size
-        equal_N = rewards_are_equal(rewards_N_K, weights_K, groups_N, trl.multi_objective_aggregation)
+        how = trl.multi_objective_aggregation
+        equal_N = rewards_are_equal(rewards_N_K, weights_K.to(rewards_N_K.device), groups_N, how)
         rows = len(scored.prompts)
         equal_B = equal_N[self.facts.rank * rows : (self.facts.rank + 1) * rows]
         batch["advantages"] = batch["advantages"].masked_fill(equal_B, 0.0)

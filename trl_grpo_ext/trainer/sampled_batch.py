@@ -1,6 +1,6 @@
 """A generation batch on its way: what TRL's overrides see of it, and the `Rollout` read from TRL's batch.
 
-Shapers run before TRL has made its batch: each gives TRL one more column of rewards.
+Shapers run before TRL has made its batch: they give TRL other weights of rewards, or one more column each.
 """
 
 import functools
@@ -35,7 +35,8 @@ class SampledBatch:
 class Sampling:
     """A generation batch while TRL samples and scores it: each override adds what it sees."""
 
-    show_columns: Callable[[Sequence[str]], None] = lambda names: None  # shows TRL the columns that shapers add
+    # shows TRL the columns that shapers add, and the weights of all; None for those of the run
+    show_columns: Callable[[Sequence[str], torch.Tensor | None], None] = lambda names, weights_K: None
     row_numbers: Sequence[int] | None = None  # of this rank's completions in the training data, if they are known
     generated: Generated = field(default_factory=Generated)  # what `_generate` returned
     # Log-probabilities of the passes between that and the rewards: the old policy's, then the reference's.

@@ -72,6 +72,13 @@ def test_pairs_by_hand(compared: Comparison) -> None:
     assert not {"batches", "results"} & plain.keys()
 
 
+def test_the_opposite_moves_nothing_and_turns_all(tmp_path: Path) -> None:
+    compared = compare(two_groups(tmp_path), [{}, {"reward_weights": [-1.0]}, {"loss_type": "grpo"}])
+    opposite, other = compared.pairs
+    assert (opposite.same_sign, opposite.moved, opposite.moved_between_tokens) == (0.5, 0.0, 0.0)
+    assert (opposite.turned, other.turned) == (1.0, 0.0)
+
+
 def test_comparison_without_any_gradient(tmp_path: Path) -> None:
     folder = write_words(tmp_path, [{"prompt": "p", "completion": "a", "rewards": {"r": 1.0}}] * 4)
     compared = compare(folder, [{"advantage_hooks": ["centred"]}, {}])

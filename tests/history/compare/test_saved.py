@@ -54,7 +54,7 @@ def test_reward_is_called_once_as_trl_calls_it(tmp_path: Path) -> None:
     assert columns["completions"] == TEXTS
     assert columns["prompts"] == ["Q: 2+3?\nA:"] * 4
     assert columns["hint"] == ["a"] * 4
-    assert columns["trainer_state"].global_step == 10
+    assert columns["trainer_state"].global_step == 9  # the file was written after the step
     assert [len(ids) for ids in columns["completion_ids"]] == [5, 3, 1, 1]
     assert {"step", "advantage", "prompt", "completion", "token_ids"}.isdisjoint(columns)
 
@@ -145,6 +145,31 @@ def test_the_file_of_a_whole_run_is_a_selection(monkeypatch: pytest.MonkeyPatch)
         assert len(selection.hooks) == len(given.get("advantage_hooks", [])), file
 
 
+def test_mask_without_what_tools_wrote(tmp_path: Path) -> None:
+    turns = [[0, 0, -1, 1, 1], [0, 0, 0], [0], [0]]
+    live = [[False] * 5, [True] * 3, [False], [True]]
+    file = saved(tmp_path, turns=turns, live=live, truncated=[True, False, True, False], rewards=[{"r": 1.0}] * 4)
+    compared = compare(file, [{"mask_truncated_completions": False}, {}])
+    unmasked, masked = (compared.results[name][0].mask_B_T.sum(dim=1).tolist() for name in compared.results)
+    assert (unmasked, masked) == ([4, 3, 1, 1], [0, 3, 0, 1])
+
+
+def test_saved_rewards_come_without_their_parts(tmp_path: Path) -> None:
+    file = saved(tmp_path, parts=[["r/x"], [], [], []], rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)])
+    compared = compare(file, [{"advantage_hooks": ["part_credit"]}, {}])
+    assert [one for one in compared.notes if "parts" in one] == [
+        "selection 1: saved rewards come without their parts; list rewards for hooks that read parts."
+    ]
+
+
+def test_rewards_of_any_row_count(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": "a", "rewards": {"x": 1.0}} for _ in range(4)]
+    rows[2]["rewards"] = {"x": None, "y": 3}
+    compared = compare(lines(tmp_path, rows), [{}], tokenizer=str(EMBEDDED))
+    assert compared.batches[0].rewards == {"x": [1.0, 1.0, None, 1.0], "y": [None, None, 3.0, None]}
+    assert compared.selections[0].reward_mean == 1.5
+
+
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
@@ -154,6 +179,9 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "not an object": ([[1]], "line 1"),
     "not a text": ([{**ROW, "completion": 3}], "row 0"),
     "half records": ([{**ROW, "token_ids": [1]}], "'ends'"),
+    "no tokens": ([{**ROW, "token_ids": None, "live": [], "starts": [], "ends": []}], "row 0: the token_ids is None"),
+    "rewards in a list": ([{**ROW, "rewards": [1, 2]}], r"row 0: the rewards is \[1, 2\]"),
+    "a reward in letters": ([ROW, {**ROW, "rewards": {"r": "1"}}], "row 1: the rewards is {'r': '1'}"),
     "unequal groups": ([{**ROW, "group": one} for one in "aab"], "'b' has 1, 'a' has 2"),
     "no tokenizer": ([ROW], "tokenizer"),
 }

@@ -349,10 +349,12 @@ def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> No
     table = pyarrow.parquet.read_table(records / "step_00020.parquet")
     strange = table.set_column(table.column_names.index("stages"), "stages", pyarrow.array([5] * len(table)))
     pyarrow.parquet.write_table(strange, records / "step_00060.parquet")
+    infinite = table.set_column(table.column_names.index("group"), "group", pyarrow.array([math.inf] * len(table)))
+    pyarrow.parquet.write_table(infinite, records / "step_00070.parquet")
     written = write_page([load_run(run)], tmp_path / "report.html")
     page = Page(written.path.read_text(encoding="utf-8"))
     assert [step["step"] for step in page.index["runs"][0]["steps"]] == [20]
-    for name in ("step_00030", "step_00040", "step_00050", "step_00060"):
+    for name in ("step_00030", "step_00040", "step_00050", "step_00060", "step_00070"):
         assert any(name in note for note in written.notes), name
         assert any(name in text for text in page.text), name
 

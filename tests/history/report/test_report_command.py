@@ -41,6 +41,12 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    done = invoke("report", write_history(tmp_path / "run", HISTORY), "--out", tmp_path)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done.err
+    assert f"cannot be written to {tmp_path}: Is a directory" in done.err
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     code = (

@@ -143,6 +143,12 @@ def test_what_cannot_be_examined_is_said() -> None:
     assert "[bold]\\x1b[31m" in stopped.message
 
 
+def test_the_command_does_not_fold_in_a_pipe() -> None:
+    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nlearning_rat: 1.0\n")
+    ended = CliRunner(env={"COLUMNS": ""}).invoke(app, ["doctor", "--gpus", "0", "--", "run.yaml"])
+    assert max(map(len, ended.stdout.splitlines())) > 80, ended.output
+
+
 @pytest.mark.slow
 def test_the_command_runs_real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()

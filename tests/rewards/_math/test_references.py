@@ -110,6 +110,23 @@ p \land q :: p \land q :: p \lor q ¦ p
 x^{2}+y^{2} \leq 4 :: x^2+y^2\le 4 :: 4 ¦ x^2+y^2<4
 \frac{\pi}{4} :: \int_0^1 \frac{1}{1+x^2} dx :: \int_0^1 \frac{2}{1+x^2} dx
 18 :: 18 :: \int_0^\infty e^{-x^2} dx
+(-\infty, 2) \cup (3, \infty) :: (3,\infty) \cup (-\infty,2) :: (3,\infty) ¦ (-\infty,3)\cup(3,\infty)
+[0, 2) \cup (2, 5] :: (2,5]\cup[0,2) :: (2,5] ¦ [0,5]
+(x + 2) (x + 3) :: x^2+5x+6 ¦ (x+3)(x+2) :: x+3 ¦ 3 ¦ (x+2)(x-3)
+2(x + y) - 3 :: 2x+2y-3 :: 2x+2y ¦ -3
+(x - 3) / 2 :: \frac{x-3}{2} :: 2 ¦ x-3
+\frac{n (n + 1) (2n + 1)}{6} :: \frac{n(n+1)(2n+1)}{6} :: 6 ¦ n+1
+\frac{2}{3} \pi (r + h) r^2 :: \frac{2\pi r^2(r+h)}{3} :: \frac{2}{3} ¦ \frac{2}{3}\pi r^2
+(1, 2) \text{ and } (3, 4) :: (3,4),(1,2) :: (1,2) ¦ 4
+f(x + 1) = 2x :: f(x+1)=2x :: 2 ¦ f(x+1)=3x
+e^x (x + 1) + C :: C+(x+1)e^x :: e^x(x+1) ¦ C
+2 \cos (3 t) - \sin (3 t) :: 2\cos(3t)-\sin(3t) :: 2\cos(3t) ¦ 3
+\cos (x) e^{\sin (x)} :: e^{\sin x}\cos x :: e^{\sin x} ¦ \cos x
+3 (x) + 2 :: 3x+2 :: 3 ¦ 2 ¦ x
+(n) + 1 :: n+1 :: 1 ¦ n
+\forall x \in A: x > 0 :: \forall x \in A: x > 0 :: x>0 ¦ 0
+\left[\begin{array}{rrr}1 & 2 & 3\end{array}\right] :: \begin{bmatrix}1&2&3\end{bmatrix} :: 3 ¦ 1,2,4
+n! :: n! :: n ¦ (n+1)!
 The answer is $3x-y+13=0$. :: 3x-y+13=0 :: 0 ¦ 3x+4y+14=0
 So the answer is $k \text{ is even}$ :: k \text{ is even} :: k \text{ is odd} ¦ k
 """
@@ -119,6 +136,14 @@ She has 3 of 4 ¦ at least 5 ¦ 5 or more apples ¦ between 3 and 4 ¦ all $n \g
 3 million ¦ twice 5 ¦ no more than 7 ¦ 3 red and 4 blue ¦ 10 to 12 ¦ 2x more than y ¦ 5 + 3 apples = 8 apples
 3 hours 20 minutes ¦ Let $x=3$. Then $y=4$. ¦ Case 1: $5$ ¦ (a) 5 ¦ A: 5 B: 6 ¦ 5-7 apples ¦ Monday ¦ even ¦ A ¦ yes
 She earns $18 a day, so $36 in two. ¦ 48/2 = 24 clips in May, 72 altogether
+A) 5 ¦ 1) 5 2) 36 ¦ (a) 5 (b) 36 ¦ (x+1) b) 5 ¦ x=1 (b) x=5 ¦ 3 (b) 5 ¦ J: $5$, S: $36$ ¦ x = 3, B: 5
+"""
+
+_WHY = r"""
+(b) 5 :: '(b)' may be a label ¦ x y a) 5 :: 'a)' may be a label ¦ C: 5 :: 'C:' may be a label
+5-7 apples :: 'apples' may be words ¦ $n$ odd, say :: 'odd', 'say' may be words ¦ abc + 1 :: 'abc' may be words
+A :: no digit and no sign of mathematics ¦ x y :: no digit and no sign of mathematics
+\frac{1}{2} of it :: 'of', 'it' may be words
 """
 
 
@@ -146,6 +171,12 @@ def test_what_holds_more_than_a_number_is_unreadable_and_says_so() -> None:
             found = judged(reference, answer)
             assert (reference, found["outcome"]) == (reference, Outcome.UNPARSEABLE)
             assert "\\boxed{}" in found["detail"]
+
+
+def test_it_says_truly_why_a_reference_is_unreadable() -> None:
+    for row in (one for line in _WHY.strip().splitlines() for one in line.split(" ¦ ")):
+        reference, why = row.split(" :: ")
+        assert judged(reference, "5")["detail"].split(";")[0] == why, reference
 
 
 def test_references_with_marks_and_units() -> None:

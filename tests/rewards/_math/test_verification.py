@@ -1,5 +1,7 @@
 """What an expression asks for is known before it is evaluated: little of what people answer, too much of the others."""
 
+import time
+
 import pytest
 
 WITHIN = r"""
@@ -30,3 +32,30 @@ def test_work_of_an_expression() -> None:
             parsed = verification._parsed(f"\\boxed{{{latex}}}", verification._ANSWER, "first_match")
             assert len(parsed) == 2, latex
             assert bool(verification.excess_of_work(parsed)) is is_too_much, latex
+
+
+@pytest.mark.slow
+def test_what_is_read_is_bounded_wherever_it_stands() -> None:
+    from trl_grpo_ext.rewards._math import verification
+
+    hostile = {
+        f"{'(' * 60}x{')' * 60}": "brackets more than 40 deep",
+        f"{'{' * 300}x{'}' * 300}": "brackets more than 40 deep",
+        f"{'x^{' * 18}x{'}' * 18}": "powers more than 8 deep",
+        "x+" * 5000 + "1": "characters, more than 3000",
+        "9" * 2001: "more than 2000 digits in a row",
+    }
+    places = ["\\boxed{1} so \\boxed{%s}", "I hope so \\boxed{%s}", "\\fbox{1} or $\\boxed{%s}$", "The answer is $%s$."]
+    for latex, why in hostile.items():
+        for place in places:
+            start = time.process_time()
+            found = verification.check({"reference": "$x+1$", "answer": place % latex})
+            assert found["outcome"] == "refused", place
+            assert why in found["detail"], place
+            assert time.process_time() - start < 1
+            # What is not read does not count.
+            after = verification.check({"reference": "$x+1$", "answer": f"{place % latex}{' so' * 40} \\boxed{{1+x}}"})
+            assert after["outcome"] == "right", place
+    found = verification.check({"reference": "x+" * 5000 + "1", "answer": "\\boxed{x}"})
+    assert found["outcome"] == "unparseable_reference"
+    assert found["detail"] == "an answer of 10001 characters, more than 3000, and the answer is not the same text"

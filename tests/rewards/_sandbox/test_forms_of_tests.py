@@ -9,12 +9,41 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards._sandbox.forms_of_tests import UnreadableTestsError, read_tests, same_output
 
+OUTPUTS: list[tuple[bytes, str, str]] = [  # printed, expected, and the forms that take it: LiveCodeBench's and APPS's
+    *((b"3  \n\n", "3\n", "LA"), (b"a\r\nb", "a\nb", "LA"), (b"\xff", "\ufffd", "LA"), (b"", "", "LA"), (b"", "0", "")),
+    *(
+        (b" 3", "3", "LA"),
+        (b"\n5", "5", "LA"),
+        (b"  1\n 2", "1\n2", "LA"),
+        (b"1\n\n2", "1\n2", "A"),
+        (b"1\n2", "1 2", ""),
+    ),
+    *(
+        (b"3.0", "3", "LA"),
+        (b"0.5", "0.50", "LA"),
+        (b"5  6", "5 6", "LA"),
+        (b"1e2 7", "100 7.0", "LA"),
+        (b"6 5", "5 6", ""),
+    ),
+    *((b"*  *", "* *", ""), (b"x 1.0", "x 1", ""), (b"yes", "YES", ""), (b"1 2", "1", ""), (b"3 a", "3.0 a", "")),
+    *((b"0.3333333333", "0.333333", "A"), (b"1 0.33334", "1 0.333333", ""), (b"-0.0", "0.000000001", "A")),
+    *((b"500000.5", "500000", ""), (b"1000000001", "1000000000", ""), (b"9" * 4000, "9" * 3999 + "8", "")),
+    *(
+        (b"nan", "1.5", ""),
+        (b"sNaN", "1.5", ""),
+        (b"inf", "1.5", ""),
+        (b"1e999999999", "1.5", ""),
+        (b"NaN", "NaN", "LA"),
+    ),
+]
 
-def test_outputs_are_compared_by_lines() -> None:
-    for printed, expected in ((b"3  \n\n", "3\n"), (b"a\r\nb", "a\nb"), (b"\xff", "\ufffd"), (b"", "")):
-        assert same_output(printed, expected), printed
-    for printed, expected in ((b" 3", "3"), (b"1\n\n2", "1\n2"), (b"3.0", "3"), (b"", "0")):
-        assert not same_output(printed, expected), printed
+
+@pytest.mark.parametrize(("printed", "expected", "forms"), OUTPUTS)
+def test_outputs_are_compared_as_the_data_sets_do(printed: bytes, expected: str, forms: str) -> None:
+    assert (same_output(printed, expected, near=False), same_output(printed, expected, near=True)) == (
+        "L" in forms,
+        "A" in forms,
+    )
 
 
 @given(st.text() | st.lists(st.text(max_size=9) | st.integers() | st.dictionaries(st.text(), st.text(), max_size=2)))

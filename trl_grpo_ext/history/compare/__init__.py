@@ -14,10 +14,10 @@ from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from ...types import implements
 from .comparison import Comparison, Gradients, Pair, Part, SelectionGradient, SelectionNumbers, what_moves
-from .derivatives import DIMENSIONS, ROWS, Policy, load_policy
+from .derivatives import DIMENSIONS, ROWS, Policy, load_policy, load_pretrained
 from .gradients import Progress, measured, with_references
 from .running import BatchResult, run_selection
-from .saved import SavedBatch, join_columns, read_saved
+from .saved import SavedBatch, facts_of_run, join_columns, number_of, read_saved
 from .selections import LoadedSelection, Selections, load_selection, named_selections, reads_log_probabilities
 from .statistics import Estimate
 
@@ -46,7 +46,7 @@ def compare(
     right_at: float = 0.5,
     steps: tuple[int | None, int | None] = (None, None),
     limit: int | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     dimensions: int = DIMENSIONS,
     rows: int = ROWS,
     progress: Progress = lambda items, title: items,
@@ -66,7 +66,7 @@ def compare(
         right_at: The least value of the base's first reward that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
-        temperature: Of the sampling; the model's logits are divided by it.
+        temperature: Of the sampling; the model's logits are divided by it. None is the run's, or 1.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.
         rows: Completions of a micro-batch.
         progress: Wraps a list that takes long, given its title.
@@ -81,6 +81,9 @@ def compare(
         raise ConfigurationError("There is nothing to compare: give at least one selection, --with a.yaml.")
     notes: list[str] = []
     given = named_selections(selections)
+    run = facts_of_run(Path(completions), notes.append)
+    if temperature is None:
+        temperature = number_of(run.settings.get("temperature")) or 1.0
     policy = None
     if model is not None:
         name = str(model) if isinstance(model, str | Path) else ""
@@ -89,9 +92,9 @@ def compare(
     if isinstance(tokenizer, str | Path):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+        tokenizer = load_pretrained(AutoTokenizer, str(tokenizer))
     everything = given if policy is None else with_references(given)
-    chosen = [load_selection(name, one) for name, one in everything.items()]
+    chosen = [load_selection(name, one, run.settings) for name, one in everything.items()]
     asked = [one for one in chosen if one.name in given]
     batches = read_saved(
         completions,
@@ -100,6 +103,7 @@ def compare(
         limit=limit,
         with_logps=any(reads_log_probabilities(hook) for one in chosen for hook in one.hooks),
         tokenizer=tokenizer,
+        run=run,
     )
     if dataset is not None:
         batches = join_columns(batches, dataset)
@@ -129,6 +133,8 @@ def _notes(one: LoadedSelection, batch: SavedBatch) -> list[str]:
     notes = []
     if one.rewards is None:
         notes.append(f"{one.name}: no rewards are selected, so the saved ones are used: {', '.join(batch.rewards)}.")
+        if one.hooks and any(parts is not None and len(parts) for parts in batch.columns.get("parts", ())):
+            notes.append(f"{one.name}: saved rewards come without their parts; list rewards for hooks that read parts.")
     if at_forward := [plugin_label(hook) for hook in one.hooks if implements(hook, "on_forward")]:
         hooks = ", ".join(at_forward)
         notes.append(f"{one.name}: for {hooks} the saved log-probabilities stand for the old and the current policy.")

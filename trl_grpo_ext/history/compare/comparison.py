@@ -47,6 +47,7 @@ class Pair:
     same_sign: float  # share of the completions whose advantages have the same sign, or are 0 under both
     moved: float | None  # share of the mass that moves to other completions: half the sum of absolute differences
     moved_between_tokens: float | None  # the same, between tokens
+    turned: float | None  # share of the other's mass on tokens that the base pushes the other way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,17 +189,21 @@ def _pair(base: _Totals, other: _Totals, results: Mapping[str, Sequence[BatchRes
     other_mass = other.mass_N.sum()
     moved: float | None = None
     between_tokens: float | None = None
+    turned: float | None = None
     if base_mass > 0 and other_mass > 0:
         moved = float((base.mass_N / base_mass - other.mass_N / other_mass).abs().sum()) / 2
-        pairs = zip(results[base.name], results[other.name], strict=True)
+        pairs = list(zip(results[base.name], results[other.name], strict=True))
         apart = [(a.mass_B_T.double() / base_mass - b.mass_B_T.double() / other_mass).abs().sum() for a, b in pairs]
         between_tokens = float(sum(apart)) / 2
+        against = [b.mass_B_T[a.advantages_B_T * b.advantages_B_T < 0].double().sum() for a, b in pairs]
+        turned = float(sum(against) / other_mass)
     return Pair(
         base=base.name,
         other=other.name,
         same_sign=float((base_sign == other_sign).double().mean()),
         moved=moved,
         moved_between_tokens=between_tokens,
+        turned=turned,
     )
 
 

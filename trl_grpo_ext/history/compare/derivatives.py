@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import ConfigurationError
+from ..run_files import reason_of
 
 DIMENSIONS = 4096
 ROWS = 8
@@ -169,16 +170,27 @@ def load_policy(model: str, *, dtype: str = "auto", device: str | None = None) -
         model: A path or hub id.
         dtype: Of the weights, such as "bfloat16".
         device: Its device; None for the GPU, if there is one.
+
+    Raises:
+        ConfigurationError: It does not load.
     """
     from transformers import AutoModelForCausalLM
 
     if (Path(model) / "adapter_config.json").is_file():
         from peft import AutoPeftModelForCausalLM
 
-        loaded = AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, dtype=dtype)
+        loaded = load_pretrained(AutoPeftModelForCausalLM, model, is_trainable=True, dtype=dtype)
     else:
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        loaded = load_pretrained(AutoModelForCausalLM, model, dtype=dtype)
     return loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def load_pretrained(kind: Any, name: str, **options: Any) -> Any:
+    """What a class of transformers or peft loads; a `ConfigurationError` names what does not load."""
+    try:
+        return kind.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be loaded: {reason_of(error)}.") from error
 
 
 def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:

@@ -7,7 +7,6 @@ constant: a token's score times its weight times its advantage.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...credit import flow
-from ...credit.chain import HookChain
+from ...credit.chain import HookChain, refuse_normalised_shapers
 from ...credit.flow import plugin_label
 from ...credit.groups import group_apart, group_mean, group_std, weighted_rewards
 from ...credit.parts import Rows, with_parts
@@ -25,7 +24,7 @@ from ...errors import ConfigurationError, PluginOutputError, PluginRunError, Rew
 from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
-from .saved import SavedBatch, Tokens
+from .saved import SavedBatch, Tokens, tensor_of
 from .selections import LoadedSelection, RewardSource, check_weights
 
 EPSILON = 1e-4
@@ -63,6 +62,7 @@ def run_selection(
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
     scale, multiple = (selection.settings[name] for name in ("scale_rewards", "multi_objective_aggregation"))
+    refuse_normalised_shapers(selection.hooks, multiple)
     advantages_B_T, _ = chain.on_rollout(group_advantages(rollout, scale, multiple), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
     weights_B_T = None
@@ -122,8 +122,10 @@ def _rollout(
     groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated)
     mask_B_T = tokens.mask_B_T
-    if selection.settings["mask_truncated_completions"]:
-        mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
+    masks = selection.settings["mask_truncated_completions"]  # None: as in the run
+    if masks is not None:
+        kept_B_T = torch.zeros_like(mask_B_T) if masks else tokens.written_B_T
+        mask_B_T = torch.where(truncated_B.unsqueeze(1), kept_B_T, mask_B_T)
     rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
@@ -151,7 +153,7 @@ def _rollout(
         ),
         old_logps_B_T=tokens.logps_B_T if "old_logps" in selection.needs else None,
         old_entropies_B_T=tokens.entropies_B_T if "old_entropies" in selection.needs else None,
-        step=batch.step,
+        step=batch.scored_step,
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
@@ -159,12 +161,10 @@ def _rollout(
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
-    """1.0 where the model wrote a token. A completion without live tokens was masked because it was truncated."""
-    counts_B_1 = tokens.mask_B_T.sum(dim=1, keepdim=True) > 0
-    written_B_T = torch.where(counts_B_1, tokens.mask_B_T, tokens.completion_mask_B_T)
-    if torch.equal(written_B_T, tokens.completion_mask_B_T):
+    """1.0 but where a tool or an environment wrote a token; None if they wrote none."""
+    if torch.equal(tokens.written_B_T, tokens.completion_mask_B_T):
         return None
-    return torch.where(tokens.completion_mask_B_T > 0, written_B_T, 1.0)
+    return torch.where(tokens.completion_mask_B_T > 0, tokens.written_B_T, 1.0)
 
 
 def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -210,7 +210,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
                 "prompts": list(batch.prompts),
                 "completions": list(batch.completions),
                 "completion_ids": [list(row) for row in batch.tokens.id_rows],
-                "trainer_state": SimpleNamespace(global_step=batch.step),  # all that is known of a finished run
+                "trainer_state": SimpleNamespace(global_step=batch.scored_step),  # all that is known of a finished run
                 "log_extra": lambda column, values: None,
                 "log_metric": lambda name, value: None,
             },
@@ -228,14 +228,14 @@ def _weighted_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rewards' weighted sum `(B,)` and their weights `(K,)`; of saved rewards the saved sum, if it is theirs."""
     weights = [source.weight for source in selection.rewards or ()] or selection.settings["reward_weights"]
-    if weights is None and batch.reward is not None and len(rewards) == len(batch.rewards):
-        return tensor_of(batch.reward), torch.ones(len(rewards))
-    weights = [1.0] * len(rewards) if weights is None else weights
+    of_run = weights is None
+    if weights is None:
+        if batch.weights is None:
+            what = f"the weights of {', '.join(batch.rewards)} in {batch.where} are unknown"
+            raise ConfigurationError(f"{selection.name}: {what}: give reward_weights, or the rewards.")
+        weights = [batch.weights[name] for name in rewards]
     check_weights(selection.name, weights, list(rewards))
     weights_K = torch.tensor(weights, dtype=torch.float32)
+    if of_run and batch.reward is not None and len(rewards) == len(batch.rewards):
+        return tensor_of(batch.reward), weights_K
     return weighted_rewards(rewards_B_K, weights_K), weights_K
-
-
-def tensor_of(values: Sequence[float | None]) -> torch.Tensor:
-    """Values as a tensor; NaN for None."""
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)

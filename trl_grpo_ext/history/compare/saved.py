@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...credit.alignment import token_offsets
-from ...errors import AlignmentError, ConfigurationError
+from ...credit.groups import weighted_rewards
+from ...errors import AlignmentError, ConfigurationError, ManifestError
 from ...guard.messages import joined_text
+from ...records import manifest, settings
 from ...records.token_records import encodable
-from ..run_files import RECORDS, Columns, Say, messages_in, plain_messages, read_columns, rows_of
+from ..run_files import RECORDS, Columns, Say, messages_in, plain_messages, read_columns, read_json, rows_of
 
 Offsets = Callable[[int], Sequence[tuple[int, int]]]
 
@@ -25,7 +27,47 @@ _NOT_READ = ("tokens", "stages", "advantages")
 """Large columns of the token records that no selection uses."""
 _NEEDED = ("prompt", "completion", "step", "group", "truncated")
 _TOKENS = ("prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy")
-_OURS = {*_NEEDED, *_TOKENS, "member", "rewards", "reward", "advantage", "weight"}
+_OURS = {*_NEEDED, *_TOKENS, "scored_step", "member", "rewards", "reward", "advantage", "weight"}
+
+
+class RunFacts(NamedTuple):
+    """What the files beside token records say of the run; nothing of other files."""
+
+    settings: Mapping[str, Any] = {}  # those that differ from the defaults, and some others
+    weights: Sequence[float] | None = None  # of its reward functions, in the order of the saved rewards
+    shapers: int = 0  # hooks that added a column each, after those of the functions, or changed the weights
+
+
+def facts_of_run(completions: Path, say: Say) -> RunFacts:
+    """Read what the files beside token records say; `say` takes a sentence on each that cannot be read."""
+    folder = completions if completions.is_dir() else completions.absolute().parent
+    if folder.name == RECORDS:
+        folder = folder.parent
+    elif folder != completions:
+        return RunFacts()
+    facts = RunFacts()
+    try:
+        if (path := folder / settings.FILE).is_file():
+            facts = RunFacts(settings.from_plain(read_json(path)))
+        plugins = manifest.Manifest.read(folder / manifest.FILE).plugins
+    except FileNotFoundError:
+        return facts
+    except (ManifestError, ConfigurationError) as error:
+        say(f"{folder}: {error}")
+        return facts
+    weights = [one.weight or 0.0 for one in plugins if one.kind == "reward" and one.inside is None]
+    return facts._replace(weights=weights, shapers=sum(one.role == "shaper" for one in plugins))
+
+
+def _is_rewards(value: Any) -> bool:
+    """Whether a value maps names to numbers, as a mapping or, as parquet has it, in pairs."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(isinstance(one, tuple) for one in pairs):
+        return value is None
+    return all(isinstance(name, str) and isinstance(number, int | float | None) for name, number in pairs)
+
+
+_KINDS: Mapping[str, Any] = {"prompt": str | list, "completion": str | list, "step": int, "token_ids": Sized}
 
 
 @dataclass(frozen=True)
@@ -35,6 +77,7 @@ class Tokens:
     ids_B_T: torch.Tensor
     completion_mask_B_T: torch.Tensor
     mask_B_T: torch.Tensor
+    written_B_T: torch.Tensor  # 1.0 where the model wrote a token
     offsets: Offsets
     logps_B_T: torch.Tensor | None = None
     entropies_B_T: torch.Tensor | None = None
@@ -51,6 +94,7 @@ class SavedBatch:
     """One generation batch, or the saved part of it; `B` completions in whole groups, one group after the other."""
 
     step: int  # optimizer steps done when it was saved
+    scored_step: int  # optimizer steps done when it was scored
     where: str  # the file and the step, for messages
     prompts: Sequence[Any]  # strings or lists of messages
     completions: Sequence[Any]  # as reward functions get them: strings or lists of messages
@@ -59,7 +103,8 @@ class SavedBatch:
     tokens: Tokens
     truncated: Sequence[bool]
     rewards: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the run's, by name
-    reward: Sequence[float | None] | None = None  # the saved weighted sum; None if it was not saved
+    weights: Mapping[str, float] | None = None  # of the saved rewards, by name; None if they are unknown
+    reward: Sequence[float | None] | None = None  # their saved sum; None without one, or if hooks added to it
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # everything else
     prompt_ids: Sequence[Sequence[int]] | None = None  # None in files of texts
 
@@ -72,8 +117,9 @@ class _Part(NamedTuple):
     columns: Columns
 
     def texts(self) -> list[str]:
-        """Prompts and completions as strings that can be compared."""
-        return [join_key(value) for name in ("prompt", "completion") for value in self.columns[name]]
+        """Prompts, completions and when they were scored, as strings that can be compared."""
+        names = ("prompt", "completion", "scored_step")
+        return [join_key(value) for name in names for value in self.columns.get(name, ())]
 
 
 def read_saved(
@@ -84,8 +130,10 @@ def read_saved(
     limit: int | None = None,
     with_logps: bool = False,
     tokenizer: Any = None,
+    run: RunFacts | None = None,
 ) -> list[SavedBatch]:
     """Read saved completions in the order of their steps; `with_logps` leaves out groups without log-probabilities."""
+    run = run or RunFacts()
     every = sorted(_parts(Path(completions)), key=lambda one: one.step)
     first, last = steps
     parts = [one for one in every if (first is None or one.step >= first) and (last is None or one.step <= last)]
@@ -109,7 +157,7 @@ def read_saved(
             groups = groups[: max(left // len(groups[0]), 0 if batches else 1)]
             left -= sum(map(len, groups))
         if groups:
-            batches.append(_batch(part, groups, tokenizer))
+            batches.append(_batch(part, groups, tokenizer, run))
     if lost:
         say(f"{lost} completions are left out, in whole groups whose records lack log-probabilities: not trained on.")
     if not batches:
@@ -129,6 +177,11 @@ def number_of(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def tensor_of(values: Sequence[float | None]) -> torch.Tensor:
+    """Values as a tensor; NaN for None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)
+
+
 def _parts(path: Path) -> Iterator[_Part]:
     """The steps of a file, or of the token records in a run's output_dir."""
     files = [path] if path.is_file() else sorted(path.glob(f"{RECORDS}/*.parquet"))
@@ -139,9 +192,9 @@ def _parts(path: Path) -> Iterator[_Part]:
         needed = {*_NEEDED, "live", "starts", "ends"} if "token_ids" in columns else {*_NEEDED}
         if missing := sorted(needed - columns.keys()):
             raise ConfigurationError(f"{file} holds no saved completions: it has no column {missing[0]!r}.")
-        for name, kinds in (("prompt", str | list), ("completion", str | list), ("step", int)):
-            for row, value in enumerate(columns[name]):
-                if not isinstance(value, kinds):
+        for name in (*_KINDS, "rewards"):
+            for row, value in enumerate(columns.get(name, ())):
+                if not (_is_rewards(value) if name == "rewards" else isinstance(value, _KINDS[name])):
                     raise ConfigurationError(f"{file}, row {row}: the {name} is {value!r:.60}.")
         for step, rows in _rows_by(columns["step"]).items():
             yield _Part(f"{file.name}, step {step}", step, rows_of(columns, rows))
@@ -171,7 +224,7 @@ def _groups(part: _Part) -> list[list[int]]:
     return list(rows.values())
 
 
-def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any) -> SavedBatch:
+def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any, run: RunFacts) -> SavedBatch:
     columns = rows_of(part.columns, [row for group in groups for row in group])
     prompts = [plain_messages(messages_in(one) if isinstance(one, str) else one) for one in columns["prompt"]]
     # Records have only text; a reward function saw messages if the prompt is a conversation.
@@ -183,13 +236,20 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any) -> Save
     ]
     texts = [joined_text(completion) for completion in completions]
     truncated = [bool(value) for value in columns["truncated"]]
-    by_row = [dict(value or ()) for value in columns.get("rewards", [()])]
+    by_row = [dict(value or ()) for value in columns.get("rewards", ())]
+    names = dict.fromkeys(name for row in by_row for name in row)
+    rewards = {name: [number_of(row.get(name)) for row in by_row] for name in names}
+    reward = [number_of(value) for value in columns["reward"]] if "reward" in columns else None
+    step = columns.get("scored_step", [None])[0]
+    if not isinstance(step, int):  # as before there was such a column
+        step = max(part.step - 1, 0) if "token_ids" in columns else part.step
     if "token_ids" in columns:
         tokens = _recorded_tokens(columns, part.where)
     else:
         tokens = _text_tokens(texts, truncated, part.where, tokenizer)
     return SavedBatch(
         step=part.step,
+        scored_step=step,
         where=part.where,
         prompts=prompts,
         completions=completions,
@@ -197,11 +257,40 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any) -> Save
         num_generations=len(groups[0]),
         tokens=tokens,
         truncated=truncated,
-        rewards={name: [number_of(row.get(name)) for row in by_row] for name in by_row[0]},
-        reward=[number_of(value) for value in columns["reward"]] if "reward" in columns else None,
+        **_of_functions(rewards, reward, run),
         columns={name: values for name, values in columns.items() if name not in _OURS},
         prompt_ids=columns.get("prompt_ids"),
     )
+
+
+def _of_functions(
+    rewards: Mapping[str, Sequence[float | None]], reward: Sequence[float | None] | None, run: RunFacts
+) -> dict[str, Any]:
+    """The functions' rewards, their sum, and their weights: the run's, or 1 each, if these give what was saved."""
+    added = len(rewards) - len(run.weights or ())
+    known = run.weights is not None and 0 <= added <= run.shapers
+    added = added if known else 0
+    functions = dict(itertools.islice(rewards.items(), len(rewards) - added))
+    if known and added < run.shapers:  # another shaper changed the weights, and the sum with them
+        reward = None
+    found = {"rewards": functions, "reward": None if added else reward}
+    for weights in (run.weights if known else None, [1.0] * len(functions)):
+        if weights is not None and _give(rewards, [*weights, *[1.0] * added], reward):
+            return {**found, "weights": dict(zip(functions, weights, strict=True))}
+    return found
+
+
+def _give(
+    rewards: Mapping[str, Sequence[float | None]], weights: Sequence[float], reward: Sequence[float | None] | None
+) -> bool:
+    """Whether the weighted sums of rewards are those that were saved, but for rounding."""
+    if reward is None or not rewards:
+        return True
+    terms_B_K = torch.stack([tensor_of(values) for values in rewards.values()], dim=1).double() * torch.tensor(weights)
+    sums_B = weighted_rewards(terms_B_K, torch.ones(len(weights)))
+    rounding_B = 1e-5 * terms_B_K.abs().nansum(dim=1)
+    apart_B = (sums_B - tensor_of(reward).double()).abs()
+    return bool(((apart_B <= rounding_B) | (sums_B.isnan() & tensor_of(reward).isnan())).all())
 
 
 def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[SavedBatch]:
@@ -245,7 +334,11 @@ def _text_tokens(texts: Sequence[str], truncated: Sequence[bool], where: str, to
     ids = [row if end is None or is_cut else [*row, end] for row, is_cut in zip(made, truncated, strict=True)]
     mask_B_T = _padded([[1.0] * len(row) for row in ids], torch.float32)
     return Tokens(
-        _padded(ids, torch.long), mask_B_T, mask_B_T, lambda row: token_offsets(tokenizer, ids[row], texts[row])
+        ids_B_T=_padded(ids, torch.long),
+        completion_mask_B_T=mask_B_T,
+        mask_B_T=mask_B_T,
+        written_B_T=mask_B_T,
+        offsets=lambda row: token_offsets(tokenizer, ids[row], texts[row]),
     )
 
 
@@ -267,10 +360,17 @@ def _recorded_tokens(records: Columns, where: str) -> Tokens:
             raise AlignmentError(f"{where}, row {row}: the record has no offsets, which a hook or a part needs.")
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
+    is_token_B_T = _padded([[1.0] * len(row) for row in ids], torch.float32)
+    mask_B_T = _padded(records["live"], torch.float32)
+    # Before there were turns: a completion without live tokens was masked because it was truncated.
+    written_B_T = torch.where(mask_B_T.sum(dim=1, keepdim=True) > 0, mask_B_T, is_token_B_T)
+    if (turns_B_T := numbers("turns")) is not None:
+        written_B_T = is_token_B_T * (turns_B_T >= 0)
     return Tokens(
         ids_B_T=_padded(ids, torch.long),
-        completion_mask_B_T=_padded([[1.0] * len(row) for row in ids], torch.float32),
-        mask_B_T=_padded(records["live"], torch.float32),
+        completion_mask_B_T=is_token_B_T,
+        mask_B_T=mask_B_T,
+        written_B_T=written_B_T,
         offsets=offsets_of,
         logps_B_T=numbers("logp"),
         entropies_B_T=numbers("entropy"),

@@ -26,6 +26,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 _TRLS = {name: one.default for name, one in GRPOConfig.__dataclass_fields__.items()}
 _DEFAULTS = {name: _TRLS[name] for name in (*_CHOICES, "max_completion_length", "reward_weights")}
+_DEFAULTS["mask_truncated_completions"] = None  # as in the run
 """Settings read besides the plugins."""
 _LEFT_OUT = (
     "beta",
@@ -82,9 +83,11 @@ def named_selections(given: Selections) -> Mapping[str, Given]:
     return dict(zip(unique_names(names), given, strict=True))
 
 
-def load_selection(name: str, given: Given) -> LoadedSelection:
-    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
+def load_selection(name: str, given: Given, run: Mapping[str, Any] | None = None) -> LoadedSelection:
+    """Read and load one selection, given the run's settings. Unknown keys are ignored: a whole run's file will do."""
     mapping = selection_settings(given)
+    if mapping.get("max_completion_length") is None and run:
+        mapping = {**mapping, "max_completion_length": run.get("max_completion_length")}
     settings = {key: _setting(name, key, mapping.get(key)) for key in _DEFAULTS}
     skipped = {**{key: _TRLS[key] for key in _LEFT_OUT}, "token_losses": None}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))

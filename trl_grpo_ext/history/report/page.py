@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...errors import ConfigurationError
 from ...guard.calls import unique_names
 from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
@@ -49,10 +50,17 @@ class WrittenPage:
 
 
 def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> WrittenPage:
-    """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
+    """Write the page atomically, with at most `limit` completions over all runs, in whole groups.
+
+    Raises:
+        ConfigurationError: It cannot be written there.
+    """
     html, notes = page(runs, limit)
     content = html.encode("utf-8", "replace")
-    write_atomically(path, content)
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ConfigurationError(f"The page cannot be written to {path}: {error.strerror or error}.") from error
     return WrittenPage(Path(path), len(content), tuple(notes))
 
 

@@ -212,7 +212,7 @@ def read_rows(run: Run, path: Path) -> list[Row]:
     """The completions of one file, in its order; none, with a line in `run.missing`, where it cannot be used."""
     try:
         return _of_records(run, path) if path in run.records else _of_table(run, path)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         run.note(
             f"{path} was left out of the completions: its columns are not what training writes "
             f"({type(error).__name__}: {str(error)[:100]!a})."

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ...guard.terminal import messages, results
 from ...guard.untrusted import one_line, printable
 from . import Machine, Problem, Severity
 from .launch import Launch, read_command
@@ -120,9 +121,9 @@ def doctor_command(
     run would stop or not be what was asked for, and with 2 if it could not be examined.
     """
     size = None if gpu_memory is None else int(gpu_memory * 1024**3)
-    with Console(stderr=True).status("Running the script up to its trainer"):
+    with messages().status("Running the script up to its trainer"):
         examination = examine(context.args, Machine(gpus, size, machines), prompt_length=prompt_length)
-    render(examination, Console())
+    render(examination, results())
     raise typer.Exit(examination.exit_code)
 
 

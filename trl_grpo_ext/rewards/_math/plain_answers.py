@@ -40,7 +40,7 @@ _MARGIN = Fraction(2, 10**6)
 DEEPEST = 40  # brackets within brackets: math-verify's parser needs a dozen Python frames for each
 MOST_POWERS = 8  # exponents within exponents, in which its parser's time is exponential
 MOST_DIGITS = 2_000  # digits in a row: Python itself refuses to read an integer of more than 4300
-LONGEST_ANSWER = 3_000  # characters in a box: its parser takes up to a millisecond for each
+LONGEST_ANSWER = 3_000  # characters: its parser takes up to a millisecond for each
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
 _BRACES = re.compile(r"[{}]")
@@ -112,10 +112,14 @@ def excess_of_completion(text: str, max_characters: int) -> str | None:
     if (box := only_box(text)) is None:
         unclosed = text.rfind("\\boxed{")
         return _excess(text[unclosed:]) if unclosed >= 0 and text.count("{") > text.count("}") + DEEPEST else None
-    start, end = box
-    if end - start > LONGEST_ANSWER:
-        return f"a box with {end - start} characters, more than {LONGEST_ANSWER}"
-    return _excess(text[start:end])
+    return excess_of_latex(text[slice(*box)])
+
+
+def excess_of_latex(latex: str) -> str | None:
+    """What makes LaTeX that is an answer too much for the parser, wherever it stands in the completion."""
+    if len(latex) > LONGEST_ANSWER:
+        return f"an answer of {len(latex)} characters, more than {LONGEST_ANSWER}"
+    return _excess(latex)
 
 
 def answer_alone(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from latex2sympy2_extended import math_normalization, normalize_latex
 
-from .plain_answers import is_unit
+from .plain_answers import LONGEST_ANSWER, is_unit
 
 _PLAIN = 300  # math-verify's priority of what stands without a word such as "answer"
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -22,17 +22,20 @@ _TWO_NUMBERS = re.compile(r"\d\s+\.?\d")
 _DELIMITERS = re.compile(r"(?<!\\)\$+|\\[()\[\]]")
 _MONEY = re.compile(r"(?:\\?\$|[€£¥₹])\s?(?=-?[\d.])|(?<=\d)\s?[€£¥₹]")
 _QUANTITY = re.compile(r"(-?[\d.,/]*\d\s?(?:\\?%)?)\s*([A-Za-z].*)", re.DOTALL)
-_GROUPS = re.compile(r"\\(?:text|mbox|math|operatorname|begin|end)\w*\s*\{[^{}]*\}")
+_GROUPS = re.compile(r"\\(?:text|mbox|math|operatorname|begin|end)\w*\s*\{[^{}]*\}(?:\s*\{[clr| ]*\})?")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _NAMES = "ln|log|exp|sqrt|max|min|gcd|lcm|mod|det|lim|pi|inf|infinity|and|or|[ckmd]m|kg|ft"
 _FUNCTIONS = re.compile(rf"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|{_NAMES}")
 _SHORT = r"[iI]s|of|to|in|at|if|[nN]o|it|as|by|on|an|be|we|he|so|do|my|up|us"
 _PROSE = re.compile(rf"[A-Za-z]{{3,}}|(?<![A-Za-z])(?:{_SHORT})(?![A-Za-z])")
-_SIGNS = re.compile(r"[\d\\^_=<>+*/|≤≥√π∞²³-]|\w\(|[(\[{].*,")
-_LABEL = re.compile(r"(?:^|\s)(?:\([A-Za-z]\)|[A-Za-z0-9]\)|[A-Z]:)\s")
-_PICKED = "only a number could be picked out of it; put the answer in dollars or \\boxed{} if it is more than that"
-_NO_MATHS = "no mathematics; put it in dollars or \\boxed{}, words as \\boxed{\\text{...}}"
-_MORE = "only a part of it is in dollars; put all of the answer in one \\boxed{}"
+_SIGNS = re.compile(r"[\d\\^_=<>+*/|≤≥√π∞²³-]|\w[(!:]|[(\[{].*,")
+# `(a) 5`, `b) 5` where no bracket is open, `C: 5`; not `\cos (x) e^x`, `(n) + 1`, `\forall x \in A: x > 0`.
+_APPLIED = re.compile(r"\\[A-Za-z]+\s*(?:\([A-Za-z]\)|[A-Z]:)|[-+*/=(,|<>]\s*\([A-Za-z]\)")
+_LABEL = re.compile(
+    r"(?P<label>(?:^|\s)(?:\([A-Za-z]\)\s+(?![=+*/^<>,)\]}|!])|[A-Z]:\s))"
+    r"|(?P<closed>(?:^|(?<=\s))[A-Za-z0-9]\)(?=\s))|[()\[\]]"
+)
+_IN_ONE_BOX = "put all of the answer in one \\boxed{}, words as \\boxed{\\text{...}}"
 
 # Notation that math-verify's normalisation loses or misreads is rewritten before it, for references and answers alike.
 # What cannot be rewritten stays, so that its parser says whether it is read.
@@ -106,21 +109,35 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
         return Reference(tuple(extract(answer, numbers, "any_match")))
     words = _COMMANDS.sub(" ", _GROUPS.sub(" ", answer))
     prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
-    if not prose and _SIGNS.search(answer) is not None and _LABEL.search(answer) is None:
+    label = _label(answer)
+    has_signs = _SIGNS.search(answer) is not None
+    if has_signs and not prose and not label:
         return Reference(tuple(extract(f"$${answer}$$", latex, "first_match")))
     quantity = _QUANTITY.fullmatch(answer)
     if quantity and is_unit(quantity[2]):
         inner = read(quantity[1], expressions, extract)
         return Reference(inner.gold, quantity[2], inner.why)
-    if had_dollars:
-        return Reference(left=text, why=_MORE)
-    return Reference(left=text, why=_PICKED if re.search(r"\d", answer) else _NO_MATHS)
+    why = "no digit and no sign of mathematics"
+    if prose or label:
+        why = f"{', '.join(map(repr, prose[:3])) or repr(label)} may be {'words' if prose else 'a label'}"
+    return Reference(left=text, why=f"{why}; {_IN_ONE_BOX}")
+
+
+def _label(text: str) -> str:
+    opened = 0
+    for match in _LABEL.finditer(_APPLIED.sub("", text)):
+        if match["label"] or (match["closed"] and opened <= 0):
+            return match[0].strip()
+        opened += 1 if match[0] in "([" else -1
+    return ""
 
 
 def normalize(text: str, config: Any) -> str:
     """`normalize_latex` of what is rewritten, without its own units."""
     if config.boxed in ("all", "last"):
         text = math_normalization.extract_boxed_content(text, mode=config.boxed)
+    if len(text) > 10 * LONGEST_ANSWER:  # it is never parsed
+        return text
     text = "".join(part if place % 2 else _rewritten(part) for place, part in enumerate(_TEXT.split(text)))
     text = _both_signs(text)
     end = _END.fullmatch(text) if config.units else None

@@ -27,7 +27,7 @@ from sympy.core.numbers import ImaginaryUnit
 from sympy.matrices import MatrixBase
 from sympy.matrices.expressions import MatPow
 
-from . import references
+from . import plain_answers, references
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
@@ -100,9 +100,10 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
     if not answer:
         return {"outcome": "no_answer", **read}
     if isinstance(gold[0], str):
-        as_text = "math-verify cannot parse it, and the answer is not the same text"
-        return {"outcome": "unparseable_reference", "detail": as_text, **read}
-    if excess := excess_of_work(answer):
+        why = plain_answers.excess_of_latex(gold[0]) or "math-verify cannot parse it"
+        return {"outcome": "unparseable_reference", "detail": f"{why}, and the answer is not the same text", **read}
+    too_much = plain_answers.excess_of_latex(answer[0]) if isinstance(answer[0], str) else None
+    if excess := too_much or excess_of_work(answer):
         return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
     right = verify(list(gold), answer, timeout_seconds=None) and not _different(gold, answer)
     if "answer" not in job:
@@ -154,6 +155,8 @@ class _Converter(latex2sympy2._Latex2Sympy):
     """Tries the faster mode first, which either gives the same tree or fails: ANTLR's own way of parsing twice."""
 
     def create_parser(self, latex: str) -> Any:
+        if excess := plain_answers.excess_of_latex(latex):
+            raise ValueError(excess)
         parser = super().create_parser(latex)
         _refuse_numbers_in_a_row(parser)
         parser._interp = _Choices(parser, _PARSER.atn, _CHOICES, _PARSER.sharedContextCache)

@@ -8,14 +8,16 @@ rewrites asserts so that those that ran are counted and what they compare is see
 import ast
 import builtins
 import contextlib
+import decimal
 import functools
 import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...guard.outcomes import shown
+from .._text.json_text import is_near
 from .wire import SOLUTION_MODULES
 
 JUDGE = "__judge__"  # the name by which rewritten tests reach `tests_process.Side`
@@ -37,7 +39,17 @@ class UnreadableTestsError(Exception):
 
 
 Plan = dict[str, Any]  # tests that call the solution: what `tests_process` runs, as JSON has it
-Examples = list[tuple[str, str]]  # what a program reads and what it must print
+
+
+class Example(NamedTuple):
+    """What a program reads, what it must print, and whether that may be nearly so (`same_output`)."""
+
+    given: str
+    wanted: str
+    near: bool
+
+
+Examples = list[Example]
 
 
 def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
@@ -53,7 +65,12 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
     if isinstance(tests, Mapping) and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise UnreadableTestsError("there are not as many `inputs` as `outputs`")
-        return _cases([*zip(tests["inputs"], tests["outputs"], strict=True)], tests.get("fn_name"))
+        pairs = [*zip(tests["inputs"], tests["outputs"], strict=True)]
+        name = tests.get("fn_name")
+        if name is None:
+            return _examples(pairs, near=True)
+        lines = _all_texts(tests["inputs"])
+        return _calls(_read_lines(pairs) if lines else pairs, name, "assert same(candidate(*keyed({})), {})")
     listed = tests if isinstance(tests, list | tuple) else []
     if listed and _all_texts(listed):
         return _plan(tuple(listed), entry)
@@ -63,53 +80,92 @@ def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
     if any(test.get("testtype") == "functional" for test in tests):
         if entry is None:
             raise UnreadableTestsError("the tests call a function, and there is no column `entry_point`")
-        try:
-            pairs = [([*map(json.loads, given.split("\n"))], json.loads(wanted)) for given, wanted in pairs]
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UnreadableTestsError("a test has no `input` or no `output` of JSON") from error
-        return _cases(pairs, entry)
-    return _cases(pairs, None)
+        return _calls(_read_lines(pairs), entry, "assert plain(candidate(*{})) == {}")
+    return _examples(pairs, near=False)
 
 
-def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Plan | Examples:
-    """APPS, TACO, LiveCodeBench: arguments and results of a function, as JSON has them, or what a program reads."""
-    if name is None:
-        texts = [["\n".join(t) if isinstance(t, list) and _all_texts(t) else t for t in pair] for pair in pairs]
-        if pairs and all(map(_all_texts, texts)):
-            return [(given, wanted) for given, wanted in texts]
-        raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
+def _read_lines(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Arguments, each a line of JSON, and a result of JSON."""
+    try:
+        written = [(filter(str.strip, given.split("\n")), wanted) for given, wanted in pairs]
+        return [([*map(json.loads, given)], json.loads(wanted)) for given, wanted in written]
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableTestsError("a test has no `input` or no `output` of JSON") from error
+
+
+def _examples(pairs: Sequence[tuple[Any, Any]], near: bool) -> Examples:
+    texts = [["\n".join(t) if isinstance(t, list) and _all_texts(t) else t for t in pair] for pair in pairs]
+    if pairs and all(map(_all_texts, texts)):
+        return [Example(given, wanted, near) for given, wanted in texts]
+    raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
+
+
+def _calls(pairs: Sequence[tuple[Any, Any]], name: Any, test: str) -> Plan:
+    """Arguments and results of a function, as JSON has them, each a `test`."""
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
         raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
-    written = [(json.dumps(given), json.dumps(wanted)) for given, wanted in pairs]
-    tests = [f"assert same(candidate(*json.loads({given!r})), json.loads({wanted!r}))" for given, wanted in written]
-    return _plan((_CALLING.format(name=name), *tests), None)
+    tests = [test.format(*(f"json.loads({json.dumps(value)!r})" for value in pair)) for pair in pairs]
+    return _plan((_CALLING.format(name=name), *tests), None) | {"imports": True}
 
 
 _CALLING = """
 import json
 def plain(value):
+    if isinstance(value, dict):
+        return {{str(key) if type(key) is int else key: plain(part) for key, part in value.items()}}
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 def same(got, wanted):
-    return plain(got) == wanted or [plain(got)] == wanted
+    got = plain(got)
+    return got == wanted or [got] == wanted
+def is_numbered(value):
+    return isinstance(value, dict) and all(key.removeprefix("-").isdecimal() for key in value)
+def keyed(given):
+    return [{{int(key): part for key, part in value.items()}} if is_numbered(value) else value for value in given]
 try:
     candidate = Solution().{name}
 except NameError:
     candidate = {name}
 """
-"""JSON has no tuples, and the results of APPS and TACO stand in a list of one."""
+"""JSON has no tuples and no numbers for keys. Results of APPS and TACO stand in a list of one, and these two, as their
+graders do, mean numbers by arguments' keys that are written so."""
 
 
 def _all_texts(values: Sequence[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def same_output(printed: bytes, expected: str) -> bool:
-    """Whether the lines are equal, apart from white space at their ends and empty lines at the end."""
+def same_output(printed: bytes, expected: str, near: bool) -> bool:
+    """Whether the lines are equal, as LiveCodeBench compares them, or nearly so, as APPS and TACO do.
+
+    White space around a line does not count, and lines of numbers are compared by their values. With `near` empty lines
+    do not count, and where a number is expected that is written as no integer, it may be off by 1e-5 of it, or 1e-8.
+    """
 
     def lines(text: bytes) -> list[str]:
-        return [line.rstrip() for line in text.decode("utf-8", "replace").rstrip().splitlines()]
+        stripped = map(str.strip, text.decode("utf-8", "replace").strip().splitlines())
+        return [line for line in stripped if line or not near]
 
-    return lines(printed) == lines(expected.encode("utf-8", "replace"))
+    said = lines(printed)
+    right = lines(expected.encode("utf-8", "replace"))
+    return len(said) == len(right) and all(_same_line(*pair, near) for pair in zip(said, right, strict=True))
+
+
+def _same_line(said: str, right: str, near: bool) -> bool:
+    if said == right:
+        return True
+    words = said.split()
+    wanted = right.split()
+    return len(words) == len(wanted) and all(_same_number(*pair, near) for pair in zip(words, wanted, strict=True))
+
+
+def _same_number(said: str, right: str, near: bool) -> bool:
+    try:
+        numbers = decimal.Decimal(said), decimal.Decimal(right)
+        equal = numbers[0] == numbers[1]
+    except decimal.InvalidOperation:
+        return False
+    may_differ = near and not right.lstrip("+-").isdecimal() and all(number.is_finite() for number in numbers)
+    return equal or (may_differ and is_near(*numbers, 1e-8, 1e-5))
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
@@ -129,7 +185,7 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
         raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
     if all(test["empty"] for test in planned):
         raise UnreadableTestsError("nothing in the tests can fail: no assert or expected exception is in what runs")
-    return {"tests": planned, "free": sorted(free), "modules": modules}
+    return {"tests": planned, "free": sorted(free), "modules": modules, "imports": entry is not None}
 
 
 _USED = "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect time"

@@ -196,6 +196,7 @@ class _Keeper:
             if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
+            hostile.limit_stacks(job["memory_mb"] * 2**19)
             if job["module"]:
                 os.close(out)
                 hostile.hold(requests, replies)

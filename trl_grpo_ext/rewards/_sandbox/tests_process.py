@@ -325,7 +325,7 @@ class Side(wire.Conversation):
                 raise
             raise RuntimeError("the code raised StopIteration") from error  # it would end a `map` of the tests
         except BaseException as error:  # what the solution raised goes on to the test
-            self.memory = self.memory or isinstance(error, MemoryError)
+            self.memory = self.memory or wire.wants_memory(error)
             self.raised = [*self.raised[-50:], error]
             raise
         finally:
@@ -606,7 +606,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")
     sys.argv = ["tests.py"]
     try:
-        unread = side.request("load", job["code"])
+        unread = side.request("load", job["code"], job["imports"])
     except BaseException as error:  # what the code raises is the verdict, whatever it is
         known = {"gone": side.gone} if side.gone else {"memory": side.memory, "process": side.process}
         report({"failed": [type(error).__name__[:MAX_TEXT], _text(error)], **known})

@@ -23,6 +23,7 @@ SOLUTION_MODULES = frozenset(
     "solution_module my_module your_module module task implementation".split()
 )
 """Module names from which tests import the solution."""
+NO_THREAD = "can't start new thread"  # what a RuntimeError says where there is no memory for a thread's stack
 MAX_MESSAGE = 16 * 2**20  # bytes of one message
 _NUMPY_KINDS = "biufcUSMm"
 _RUNNERS = ("unittest", "doctest", "bdb")  # whose exceptions a runner of tests takes for its own
@@ -40,6 +41,11 @@ class ClosedError(Exception):
 
 class TooLongError(Exception):
     """A message is longer than is allowed."""
+
+
+def wants_memory(error: BaseException) -> bool:
+    no_thread = type(error) is RuntimeError and [*map(type, error.args)] == [str] and error.args[0] == NO_THREAD
+    return no_thread or isinstance(error, MemoryError)
 
 
 def text_of(value: Any) -> str:

@@ -5,17 +5,33 @@ import itertools
 import json
 import math
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from .fences import fences
 
 MOST_DIGITS = 1000
 EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
 
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
-# What stands before an object that is a part of another value: a key, a bracket, or a neighbour's comma.
-_INSIDE = re.compile(r'(?:"\s{0,9}:|[\[{]|[}\]"0-9]\s{0,9},)\s{0,90}\Z')
+
+# JSON's grammar in steps: one key and scalar or closing bracket, or up to the next opening bracket.
+_SPACE = r"[ \t\n\r]*+"
+_STRING = r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*+)*+"'
+_NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
+_VALUE = rf"(?:({_STRING}|{_NUMBER}|true|false|null)|[\[{{])"
+_MEMBER = rf"{_STRING}{_SPACE}:{_SPACE}{_VALUE}"
+_FIRST = {
+    "{": re.compile(rf"{_SPACE}(?:{_MEMBER}|\}})"),
+    "[": re.compile(rf"{_SPACE}(?:{_VALUE}|\])"),
+}
+_NEXT = {
+    "{": re.compile(rf"{_SPACE}(?:,{_SPACE}{_MEMBER}|\}})"),
+    "[": re.compile(rf"{_SPACE}(?:,{_SPACE}{_VALUE}|\])"),
+}
+_BEGINS = re.compile(rf'\{{(?={_SPACE}["}}])|\[(?={_SPACE}[\[{{"\]tfn0-9-])')
+_VALUE_ENDS = ('"', "}", "]", "true", "false", "null", *"0123456789")
 
 
 class RefusedError(Exception):
@@ -55,22 +71,58 @@ def find_short_json(text: str, extract: str, most: int) -> tuple[int, int] | Non
 
 
 def _last_object(text: str) -> tuple[int, int] | None:
-    """The last closed object that is not part of another value and parses; one that is too deep counts as parsed."""
-    decoder = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_constant)
+    """The last closed object that is not part of another value, which may be cut off or broken."""
     found = None
     done = 0
-    for brace in deque(re.finditer(r"\{", text), maxlen=1000):
-        start = brace.start()
-        if start < done or _INSIDE.search(text[max(start - 100, 0) : start]):
-            continue
-        try:
-            done = decoder.raw_decode(text, start)[1]
-        except RecursionError:
-            done = len(text)
-        except ValueError:
-            continue
-        found = (start, done)
+    seen = 0
+    depth = 0  # of what was opened and not closed, in prose and in broken JSON
+    while (bracket := _BEGINS.search(text, done)) is not None:
+        start = bracket.start()
+        depth = max(depth + _opened(text, seen, start), 0)
+        done, is_closed = _end(text, start)
+        seen = done if is_closed else start
+        if is_closed and bracket[0] == "{" and not (depth and _is_inside(text, start)):
+            found = (start, done)
     return found
+
+
+def _opened(text: str, start: int, end: int) -> int:
+    opened = text.count("{", start, end) + text.count("[", start, end)
+    return opened - text.count("}", start, end) - text.count("]", start, end)
+
+
+def _end(text: str, start: int) -> tuple[int, bool]:
+    """Where the JSON that begins with this bracket ends; or False, and where it breaks: later is nothing of it.
+
+    A string before the break is not of it either: what seemed to begin it may be a quotation mark in prose.
+    """
+    opened = [text[start]]
+    place = start + 1
+    known = place
+    steps = _FIRST
+    while opened:
+        step = steps[opened[-1]].match(text, place)
+        if step is None:
+            return known, False
+        place = step.end()
+        known = place
+        steps = _NEXT
+        if step[1] is not None:
+            known = step.start(1)
+        elif text[place - 1] in _FIRST:
+            opened.append(text[place - 1])
+            steps = _FIRST
+        else:
+            opened.pop()
+    return place, True
+
+
+def _is_inside(text: str, start: int) -> bool:
+    """Whether a key, a bracket, or a value and a comma stand before it."""
+    before = text[max(start - 200, 0) : start].rstrip()
+    if before.endswith((":", ",")):
+        return before[:-1].rstrip().endswith('"' if before[-1] == ":" else _VALUE_ENDS)
+    return before.endswith(("[", "{"))
 
 
 def depth_of(text: str) -> int:
@@ -183,26 +235,3 @@ def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, rela
     share = _DECIMAL.multiply(read_number(repr(relative)), _DECIMAL.abs(right))
     allowed = _DECIMAL.max(read_number(repr(absolute)), share)
     return bool(_DECIMAL.abs(_DECIMAL.subtract(said, right)) <= allowed)
-
-
-def fences(text: str) -> list[tuple[str, int, int, bool]]:
-    """The fenced blocks of a text: label in lower case, start and end of the inside, and whether it is closed."""
-    blocks: list[tuple[str, int, int, bool]] = []
-    fence = ""
-    start = 0
-    for line in text.split("\n"):
-        stripped = line.strip()
-        end = start + len(line)
-        if fence and stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
-            blocks[-1] = (*blocks[-1][:3], True)
-            fence = ""
-        elif fence:
-            blocks[-1] = (*blocks[-1][:2], end, False)
-        elif stripped.startswith(("```", "~~~")):
-            mark = stripped.lstrip(stripped[0])
-            if "`" not in mark:  # else it is code in a line
-                fence = stripped[: len(stripped) - len(mark)]
-                inside = min(end + 1, len(text))
-                blocks.append((mark.strip().partition(" ")[0].lower(), inside, inside, False))
-        start = end + 1
-    return blocks

@@ -68,16 +68,16 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 
 
 @contextmanager
-def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
+def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tensor | None], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
     names = trainer.reward_func_names
     functions = trainer.reward_funcs
     weights = trainer.reward_weights
 
-    def more(added: Sequence[str]) -> None:
+    def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
         trainer.reward_func_names = [*names, *added]
         trainer.reward_funcs = [*functions, *[None] * len(added)]
-        trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
+        trainer.reward_weights = weights if weights_K is None else weights_K
 
     with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
         yield more
@@ -143,14 +143,17 @@ def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> Any:
 
 
 def policy_pass(
-    trainer: Any, batch: dict[str, Any], rows_at_once: int, entropies: bool
+    trainer: Any, batch: dict[str, Any], rows_at_once: int, entropies: bool, model: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The policy's log-probabilities and entropies of a batch, `(B, T)`, by TRL's own method; without gradient."""
+    """Log-probabilities and entropies of a batch, `(B, T)`, by TRL's own method; without gradient.
+
+    They are the policy's, or those of another model that TRL has prepared.
+    """
     options = {"batch_size": rows_at_once, "compute_entropy": entropies, **reading.images_of(batch)}
     length = batch["completion_ids"].size(1)
     with torch.no_grad():
         logps_B_T, entropies_B_T, *_ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, *whole_rows(batch), length, **options
+            trainer.model if model is None else model, *whole_rows(batch), length, **options
         )
     return logps_B_T.detach(), entropies_B_T.detach() if entropies else None
 

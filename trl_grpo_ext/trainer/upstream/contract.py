@@ -71,6 +71,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "num_generations_eval",
     "num_iterations",
     "pad_to_multiple_of",
+    "ref_model",
     "reward_func_names",
     "reward_funcs",
     "reward_weights",

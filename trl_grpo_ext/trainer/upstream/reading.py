@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -147,12 +147,18 @@ def one_update_of(trainer: Any) -> str | None:
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
-def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
-    """A context in which the policy's pass is the reference's: adapter off, or TRL's `ref` on; None without one."""
+def reference_of(trainer: Any) -> AbstractContextManager[Any] | None:
+    """A context with the reference: TRL's model, or the policy with its adapter off or `ref` on."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not is_peft_model(model):
-        return nullcontext if trainer.beta != 0.0 else None
-    return lambda: use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
+        return None if trainer.ref_model is None else nullcontext(trainer.ref_model)
+    return _on_adapter(trainer.model, model)
+
+
+@contextmanager
+def _on_adapter(policy: Any, model: Any) -> Iterator[Any]:
+    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+        yield policy
 
 
 def slope_at_ratio_one(trainer: Any) -> float:
