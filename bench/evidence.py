@@ -75,10 +75,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "places shuffled": {**SHARED, **CREDIT},
     "no places": {**SHARED, **CREDIT},
     "weighed": {**SHARED, "advantage_hooks": [{"name": "self_distilled", "prompt": HINT}]},
-    "taught": {
-        **SHARED,
-        "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}],
-    },
+    "taught": {**SHARED, "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}]},
     "teacher": {**SHARED, "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": str(TEACHER)}]},
 }
 """What each arm sets. All are paid by `lines` or `json_fields`, which is a number to TRL and parts to `part_credit`."""

@@ -645,13 +645,7 @@ def work(cell: Cell) -> dict[str, Any]:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         found = EXPERIMENTS[cell.experiment].run(cell)
     seconds = round(time.perf_counter() - started, 1)
-    return {
-        **asdict(cell),
-        **round_rows(found),
-        "seconds": seconds,
-        "versions": study.versions(),
-        "on": machine(),
-    }
+    return {**asdict(cell), **round_rows(found), "seconds": seconds, "versions": study.versions(), "on": machine()}
 
 
 def draw(name: str, lines: Sequence[Line], docs: Path) -> None:

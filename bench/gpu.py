@@ -61,9 +61,7 @@ class Section:
 
 SECTIONS = {
     "update": Section(
-        ("update, s", *PEAKS, *ESTIMATES),
-        {arm: (f"{arm}, {DIFFER}", f"{arm}, {EQUAL}") for arm in (PLAIN, OURS)},
-        180,
+        ("update, s", *PEAKS, *ESTIMATES), {arm: (f"{arm}, {DIFFER}", f"{arm}, {EQUAL}") for arm in (PLAIN, OURS)}, 180
     ),
     "generation": Section(
         ("step, s", "generation, s", "update, s", "tokens/s", *PEAKS), {arm: (arm,) for arm in (PLAIN, OURS)}, 200

@@ -107,12 +107,7 @@ def main(words: list[str] | None = None) -> None:
         points = {}
         for share in options.points:
             points[share] = measure(task, share, options.output, options.groups, options.dimensions)
-            print(
-                task,
-                share,
-                [(one.name, one.ratio.text()) for one in points[share].selections[:2]],
-                flush=True,
-            )
+            print(task, share, [(one.name, one.ratio.text()) for one in points[share].selections[:2]], flush=True)
         text = table(points)
         (options.output / f"{task.replace(' ', '_')}.md").write_text(text + "\n")
         print(text, flush=True)

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.json_fields import train
-from tests.history.report.browsing import (
-    browser,
-    open_page,
-    prefer_colours,
-    set_device,
-    wait_until,
-    why_no_browser,
-)
+from tests.history.report.browsing import browser, open_page, prefer_colours, set_device, wait_until, why_no_browser
 from tests.history.report.make_big_run import write_hostile_run
 from trl_grpo_ext.history.report import load_runs
 from trl_grpo_ext.history.report.page import write_page

@@ -31,19 +31,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
-from .completions import (
-    END,
-    WHOLE,
-    Part,
-    Parts,
-    PartTable,
-    Place,
-    Span,
-    ToolCall,
-    Turn,
-    WrittenTokens,
-    turn_numbers,
-)
+from .completions import END, WHOLE, Part, Parts, PartTable, Place, Span, ToolCall, Turn, WrittenTokens, turn_numbers
 from .errors import PluginContractError, PluginOutputError
 
 if TYPE_CHECKING:

@@ -73,11 +73,7 @@ def warm_up(model: Any, tokenizer: Any, rows: list[dict[str, str]], rng: random.
 def attempt(answer: str, rng: random.Random) -> str:
     """The answer, or one of two corrupted versions of it."""
     return rng.choice(
-        [
-            answer,
-            answer.replace("<", "=").replace(">", "=").replace("count(*)", "name"),
-            answer.partition(" WHERE")[0],
-        ]
+        [answer, answer.replace("<", "=").replace(">", "=").replace("count(*)", "name"), answer.partition(" WHERE")[0]]
     )
 
 

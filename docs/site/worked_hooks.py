@@ -281,11 +281,7 @@ EXAMPLES: dict[str, Worked] = {
         _transform([2.0, 0.0, -1.0]),
     ),
     "whiten": Worked(
-        "whiten",
-        completions(4),
-        {"advantage before": _FOUR},
-        _transform(_FOUR),
-        "The mean is 1, σ is √2.",
+        "whiten", completions(4), {"advantage before": _FOUR}, _transform(_FOUR), "The mean is 1, σ is √2."
     ),
     "clip_advantages": Worked(
         {"name": "clip_advantages", "low": -2.0, "high": 1.5},
@@ -359,11 +355,7 @@ EXAMPLES: dict[str, Worked] = {
         {"name": "gigpo", "gamma": 0.5, "step_weight": 1.0},
         completions(3),
         {"reward": (1.0, 0.0, 0.0), "what the tool answered": ANSWERED_BY},
-        _turns(
-            3,
-            rewards=(1.0, 0.0, 0.0),
-            completion_ids_B_T=torch.tensor([[1, answer, 1] for answer in ANSWERED_BY]),
-        ),
+        _turns(3, rewards=(1.0, 0.0, 0.0), completion_ids_B_T=torch.tensor([[1, answer, 1] for answer in ANSWERED_BY])),
         "The completions have 2/3, −1/3 and −1/3. All first turns begin alike, with 0.5, 0 and 0 to come; so do the "
         "second turns of the first two, with 1 and 0; the third is alone.",
     ),

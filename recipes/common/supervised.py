@@ -54,12 +54,7 @@ def start_from(args: GRPOExtConfig, model_args: ModelConfig, make: Callable[[Pat
 
 
 def train_supervised(
-    model: Any,
-    tokenizer: Any,
-    draw: Callable[[int], Sequence[Conversation]],
-    *,
-    steps: int,
-    learning_rate: float,
+    model: Any, tokenizer: Any, draw: Callable[[int], Sequence[Conversation]], *, steps: int, learning_rate: float
 ) -> None:
     """Learn what `draw` gives for each step, counted from 1, with a short warm-up and a decay over the second half."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)

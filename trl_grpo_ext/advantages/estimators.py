@@ -39,11 +39,7 @@ def centred(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
 
 
 def normalised(
-    rewards_N: torch.Tensor,
-    groups_N: torch.Tensor,
-    epsilon: float = 1e-4,
-    std_floor: float = 0.0,
-    std: str = "sample",
+    rewards_N: torch.Tensor, groups_N: torch.Tensor, epsilon: float = 1e-4, std_floor: float = 0.0, std: str = "sample"
 ) -> torch.Tensor:
     """`A_i = (r_i - μ) / (max(σ, std_floor) + ε)`, GRPO (2402.03300); `std` is "sample" (n - 1) or "population" (n)."""
     stds_N = group_std(rewards_N, groups_N)

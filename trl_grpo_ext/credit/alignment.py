@@ -213,10 +213,7 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "ByteFallback": _byte_fallback,
     "ByteLevel": _byte_level,
     "Fuse": lambda pieces, step: [[*chain.from_iterable(pieces)]],
-    "Join": lambda pieces, step: [
-        *pieces[:1],
-        *([(" ", piece[0][1], piece[0][1]), *piece] for piece in pieces[1:]),
-    ],
+    "Join": lambda pieces, step: [*pieces[:1], *([(" ", piece[0][1], piece[0][1]), *piece] for piece in pieces[1:])],
     "Strip": _strip,
     "Metaspace": _metaspace,
 }

@@ -136,11 +136,7 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     clashes = (
         (estimators, estimators[1:], "The advantage hooks {} and {} are both estimators; one would be discarded."),
         (adding, blind, "The advantage hook {} adds to the total reward, which the estimator {} does not read."),
-        (
-            weighing,
-            unweighted,
-            "The advantage hook {} changes weights of rewards, which {} does not read.",
-        ),
+        (weighing, unweighted, "The advantage hook {} changes weights of rewards, which {} does not read."),
         (makers, makers[1:], "The advantage hooks {} and {} both give groups of equal rewards an advantage."),
         (makers, skips, f"{gives}, and the loss aggregation {{}} weight 0."),
     )

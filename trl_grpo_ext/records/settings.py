@@ -19,24 +19,11 @@ from .writing import write_atomically
 FILE = "trl_grpo_ext_settings.json"
 """File name in a run's folder."""
 
-ALWAYS = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "max_steps",
-    "num_train_epochs",
-    "seed",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_iterations",
-    "num_generations",
-    "max_completion_length",
-    "temperature",
-    "loss_type",
-    "scale_rewards",
-    "beta",
-    "epsilon",
-    "compact_updates",
-)
+_COURSE = ("learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "seed")
+_BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", "num_generations")
+_SAMPLING = ("max_completion_length", "temperature")
+_LOSS = ("loss_type", "scale_rewards", "beta", "epsilon", "compact_updates")
+ALWAYS = (*_COURSE, *_BATCHES, *_SAMPLING, *_LOSS)
 """Recorded even at their default values."""
 
 NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", "accelerator_config", "token_records")

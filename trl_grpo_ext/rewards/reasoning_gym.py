@@ -58,10 +58,7 @@ class ReasoningGym(Judged):
     declares = RewardDeclaration(
         conformance={
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
-            "columns": {
-                "task": ["basic_arithmetic"],
-                "entry": ['{"question": "3+4", "answer": "7", "metadata": {}}'],
-            },
+            "columns": {"task": ["basic_arithmetic"], "entry": ['{"question": "3+4", "answer": "7", "metadata": {}}']},
         }
     )
 

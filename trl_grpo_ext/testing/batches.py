@@ -262,11 +262,7 @@ def _parts_of_turns(row: Row) -> Parts | None:
 
 
 def _batch(
-    setting: Setting,
-    groups: int,
-    lives: Sequence[Sequence[int]],
-    rewards: Sequence[float],
-    form: Sequence[float] = (),
+    setting: Setting, groups: int, lives: Sequence[Sequence[int]], rewards: Sequence[float], form: Sequence[float] = ()
 ) -> SmallBatch:
     """Rows in groups of one size, with what the first function gives each, and the second."""
     size = len(lives) // groups

@@ -160,10 +160,7 @@ class RewardCall:
 
 
 def ordinary_call(
-    reward: Any,
-    completions: Sequence[Any] | None,
-    prompts: Sequence[Any] | None,
-    columns: Mapping[str, Sequence[Any]],
+    reward: Any, completions: Sequence[Any] | None, prompts: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]]
 ) -> RewardCall:
     """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
     reward compares with. Prompts and columns are repeated."""

@@ -218,8 +218,7 @@ def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.parametrize(
-    ("file", "run"),
-    [("zero3.yaml", "persistent"), pytest.param("fsdp2_qlora.yaml", "replicated", marks=NIGHTLY)],
+    ("file", "run"), [("zero3.yaml", "persistent"), pytest.param("fsdp2_qlora.yaml", "replicated", marks=NIGHTLY)]
 )
 def test_an_engine_that_would_divide_nothing_stops(launches: Launches, file: str, run: str) -> None:
     folder = launches(file)

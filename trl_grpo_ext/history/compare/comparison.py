@@ -130,11 +130,7 @@ class _Totals:
 
 
 def what_moves(
-    batches: Sequence[SavedBatch],
-    results: Mapping[str, Sequence[BatchResult]],
-    *,
-    right_at: float,
-    **read: Any,
+    batches: Sequence[SavedBatch], results: Mapping[str, Sequence[BatchResult]], *, right_at: float, **read: Any
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
     totals = [_Totals(name, of_selection) for name, of_selection in results.items()]

@@ -63,12 +63,7 @@ def measured(
     sketches_S_M_k = _sketches(policy, sketch, items, progress, note)
     by_name = dict(zip(results, sketches_S_M_k.unbind(dim=0), strict=True))
     found = estimates(
-        by_name,
-        PLAIN,
-        POLICY_GRADIENT,
-        prompts,
-        resamples=RESAMPLES,
-        groups_per_batch=len(items) / len(batches),
+        by_name, PLAIN, POLICY_GRADIENT, prompts, resamples=RESAMPLES, groups_per_batch=len(items) / len(batches)
     )
     seen = {name for name, one in found.items() if (one["ratio"].low or 0.0) > 0}
     for name, one in found.items():

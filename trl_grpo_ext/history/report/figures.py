@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -39,32 +40,7 @@ HEIGHT = 1.7
 MARGIN = 0.5
 """Inches: of a figure, which stays legible on a phone; of a panel; of what stands below the panels."""
 
-_SETTINGS = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "trl-grpo-ext",  # the same picture is the same file
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "grid.alpha": 0.15,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "legend.handlelength": 3.0,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.0,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "auto",
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
-}
-
+_STYLE = Path(__file__).parent / "assets" / "figures.mplstyle"
 MOST_PANELS = 12
 
 _HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
@@ -78,7 +54,7 @@ def style() -> Iterator[None]:
     """Matplotlib settings for making and for saving figures."""
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()  # ignore the user's own file
-        mpl.rcParams.update(_SETTINGS)
+        mpl.rcParams.update(mpl.rc_params_from_file(_STYLE, use_default_template=False))
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # browsers have more fonts than matplotlib
         yield
 

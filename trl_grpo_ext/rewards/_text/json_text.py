@@ -22,14 +22,8 @@ _STRING = r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f
 _NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
 _VALUE = rf"(?:({_STRING}|{_NUMBER}|true|false|null)|[\[{{])"
 _MEMBER = rf"{_STRING}{_SPACE}:{_SPACE}{_VALUE}"
-_FIRST = {
-    "{": re.compile(rf"{_SPACE}(?:{_MEMBER}|\}})"),
-    "[": re.compile(rf"{_SPACE}(?:{_VALUE}|\])"),
-}
-_NEXT = {
-    "{": re.compile(rf"{_SPACE}(?:,{_SPACE}{_MEMBER}|\}})"),
-    "[": re.compile(rf"{_SPACE}(?:,{_SPACE}{_VALUE}|\])"),
-}
+_FIRST = {"{": re.compile(rf"{_SPACE}(?:{_MEMBER}|\}})"), "[": re.compile(rf"{_SPACE}(?:{_VALUE}|\])")}
+_NEXT = {"{": re.compile(rf"{_SPACE}(?:,{_SPACE}{_MEMBER}|\}})"), "[": re.compile(rf"{_SPACE}(?:,{_SPACE}{_VALUE}|\])")}
 _BEGINS = re.compile(rf'\{{(?={_SPACE}["}}])|\[(?={_SPACE}[\[{{"\]tfn0-9-])')
 _VALUE_ENDS = ('"', "}", "]", "true", "false", "null", *"0123456789")
 
