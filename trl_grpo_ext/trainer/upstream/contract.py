@@ -47,43 +47,14 @@ SAVING: dict[str, tuple[str, ...]] = {
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
 
-ATTRIBUTES: tuple[str, ...] = (
-    "_buffered_inputs",
-    "_entropy_bonus_enabled",
-    "_entropy_window_stats",
-    "_last_world_entropy",
-    "_logs",
-    "_metrics",
-    "_step",
-    "_tokenizer",
-    "aux_loss_enabled",
-    "beta",
-    "data_collator",
-    "entropy_coef",
-    "eos_token_ids",
-    "epsilon_high",
-    "importance_sampling_level",
-    "loss_type",
-    "mask_truncated_completions",
-    "max_completion_length",
-    "multi_objective_aggregation",
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "pad_to_multiple_of",
-    "ref_model",
-    "reward_func_names",
-    "reward_funcs",
-    "reward_weights",
-    "rollout_func",
-    "scale_rewards",
-    "temperature",
-    "tools",
-    "top_entropy_quantile",
-    "train_dataset",
-    "use_transformers_continuous_batching",
-    "use_vllm",
-)
+_STATE = ("_buffered_inputs", "_entropy_window_stats", "_last_world_entropy", "_logs", "_metrics", "_step", "ref_model")
+_ROLLOUTS = ("num_generations", "num_generations_eval", "num_iterations", "max_completion_length", "temperature")
+_SAMPLING = ("tools", "rollout_func", "use_transformers_continuous_batching", "use_vllm", "mask_truncated_completions")
+_DATA = ("_tokenizer", "data_collator", "eos_token_ids", "pad_to_multiple_of", "train_dataset")
+_REWARDS = ("multi_objective_aggregation", "reward_func_names", "reward_funcs", "reward_weights", "scale_rewards")
+_LOSS = ("beta", "epsilon_high", "importance_sampling_level", "loss_type", "top_entropy_quantile")
+_BONUS = ("_entropy_bonus_enabled", "aux_loss_enabled", "entropy_coef")
+ATTRIBUTES: tuple[str, ...] = (*_STATE, *_ROLLOUTS, *_SAMPLING, *_DATA, *_REWARDS, *_LOSS, *_BONUS)
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
 
 ARGUMENTS: tuple[str, ...] = (
@@ -107,20 +78,9 @@ BATCH_KEYS: tuple[str, ...] = (
 )
 """What a batch always has and we read; others, such as `tool_mask` and log-probabilities, where they apply."""
 
-MULTIMODAL_KEYS = frozenset(
-    {
-        "image_grid_thw",
-        "image_position_ids",
-        "image_sizes",
-        "mm_token_type_ids",
-        "num_images",
-        "num_tiles",
-        "pixel_attention_mask",
-        "pixel_values",
-        "spatial_shapes",
-        "token_type_ids",
-    }
-)
+_SIZES = ("image_grid_thw", "image_sizes", "num_images", "num_tiles", "spatial_shapes")
+_PIXELS = ("image_position_ids", "mm_token_type_ids", "pixel_attention_mask", "pixel_values", "token_type_ids")
+MULTIMODAL_KEYS = frozenset((*_SIZES, *_PIXELS))
 """Entries of a batch that belong to images."""
 
 POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
