@@ -202,6 +202,7 @@ def test_curriculum_reports_what_is_open_after_a_resumption() -> None:
     whole.draw(2, 8)
     resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
     assert resumed.metrics() == whole.metrics() != {"open": 0.1}
+    resumed.load_state_dict({})  # as older checkpoints have it
 
 
 @pytest.mark.parametrize("make", [RetireSolved, DifficultyPool])

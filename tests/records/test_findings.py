@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support import length_reward, train
+from trl_grpo_ext.advantages.transforms import RewardSchedule
 from trl_grpo_ext.records.findings import Curve, Finding, RunFacts, findings, findings_of
+from trl_grpo_ext.records.manifest import FILE, Manifest
 
 STEPS = 40
 History = list[dict[str, Any]]
@@ -180,3 +182,12 @@ def test_idle_parts(steps: int) -> None:
         ("part_never_right", "no completion scores in r/wrong"),
         ("part_always_right", "every completion scores 1 in r/right"),
     ]
+
+
+def test_schedule_given_in_python_is_known(tiny_model: Path, tmp_path: Path) -> None:
+    schedule = RewardSchedule(weights={"length_reward": [[0, 1.0], [9, 0.0]]})
+    run = train(tiny_model, tmp_path, hooks=[schedule], max_steps=1)
+    assert schedule.weights["length_reward"][1] == (9, 0.0)
+    assert isinstance(findings_of(tmp_path, run.trainer.state.log_history), list)
+    (recorded,) = [one for one in Manifest.read(tmp_path / FILE).plugins if one.name == "reward_schedule"]
+    assert recorded.parameters["weights"] == {"length_reward": [[0, 1.0], [9, 0.0]]}

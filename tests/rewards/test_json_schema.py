@@ -58,6 +58,7 @@ def test_json_schema_finds_the_last_object() -> None:
         *((f'{{"items": [{item}, {{"a": 1}}]', None) for item in ("5", "true", "false", "null", '"x"', "{}", "[]")),
         *((f'{{"n": {bad}, "m": [null , {{"a": 1}}]}}', None) for bad in ("NaN", "01", "'x'", "...", '"\n"', '"\\x"')),
         *(('["{}"]', None), ('{"a": "{}", "b": 1, "c":', None), ('[1,%s{"a": 1}]' % (" " * 300), None)),
+        *((f'{{"t": "x}}]", "n": {bad}, "y": {{"a": 1}}}}', None) for bad in ("NaN", "01", "oops", "[1,")),
         # A broken one beside it, a quotation mark in prose, a comma or a key that no bracket opens.
         *(('{"a: 1} or {"a": 1}', '{"a": 1}'), ('{"a": "x} or {"a": 1}', '{"a": 1}'), ('[see {"a": 1}]', '{"a": 1}')),
         *(('In 2024, {"a": 1}', '{"a": 1}'), ('The "answer": {"a": 1}', '{"a": 1}'), ('{}, {"a": 1}', '{"a": 1}')),

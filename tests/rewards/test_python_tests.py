@@ -96,6 +96,8 @@ def functional(given: str, wanted: str) -> list[dict[str, str]]:
     return [{"input": given, "output": wanted, "testtype": "functional"}]
 
 
+ENDLESS = "def g(n): return sorted([1], key=g)\ndef f(n):\n    try: g(0)\n    except RecursionError: "
+
 # As the graders of the data sets judge: code, tests, the entry point, the outcome.
 GRADED: list[tuple[str, Any, str | None, Outcome]] = [
     # What they import, the code need not, and it has written none of it.
@@ -113,6 +115,8 @@ GRADED: list[tuple[str, Any, str | None, Outcome]] = [
     (DEEP.format("def f(n):"), functional("20000", "20000"), "f", Outcome.RIGHT),
     (DEEP.format("def f(n):\n    @cache"), functional("20000", "20000"), "f", Outcome.RIGHT),
     ("def f(n): return f(n + 1)", functional("1", "1"), "f", Outcome.WRONG),
+    # HumanEval's does not raise the limit of recursion.
+    (f"{ENDLESS}return n", "def check(f):\n    assert f(9) == 9", "f", Outcome.RIGHT),
     # Results: in a list of one, and with numbers for keys, in APPS and TACO.
     ("def f(n): return 6", functional("1", "[6]"), "f", Outcome.WRONG),
     ("def f(n): return (6, [(n,)])", functional("1", "[6, [[1]]]"), "f", Outcome.RIGHT),

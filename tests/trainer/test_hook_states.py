@@ -59,6 +59,14 @@ class Counts:
         self.count = state["count"]
 
 
+class NoState:
+    declares = HookDeclaration(role="transform")
+    __name__ = "b"
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T + 0.0
+
+
 def on_other_hooks(model: Path, folder: Path, steps: int, hooks: list[Any]) -> list[str]:
     """Train with these hooks up to a step, from the checkpoint before it, and return what was said of states."""
     settings: dict[str, Any] = {**SETTINGS, "max_steps": steps, "save_steps": 1, "plugin_changes": "warn"}
@@ -74,7 +82,7 @@ def on_other_hooks(model: Path, folder: Path, steps: int, hooks: list[Any]) -> l
 def test_states_belong_to_hooks_of_their_name(tiny_model: Path, tmp_path: Path) -> None:
     assert on_other_hooks(tiny_model, tmp_path, 1, [Counts("a"), Counts("b")]) == []
     b, c = Counts("b"), Counts("c")
-    new, unused = on_other_hooks(tiny_model, tmp_path, 2, [c, "sign_scaling", b])
+    new, unused = on_other_hooks(tiny_model, tmp_path, 2, [NoState(), c, b])
     assert (b.count, c.count) == (2, 1)
     assert "'c': it starts over" in new
     assert "of the advantage hook 'a'." in unused

@@ -278,13 +278,13 @@ class RewardSchedule:
         if not isinstance(weights, Mapping) or not weights:
             such = "a mapping such as {tag_format: [[0, 1.0], [200, 0.0]]}"
             raise ConfigurationError(f"reward_schedule: weights must be {such}, got {weights!r}.")
-        self.points = {str(name): _checked_points(str(name), points) for name, points in weights.items()}
+        self.weights = {str(name): _checked_points(str(name), points) for name, points in weights.items()}
         self.form = checked_choice("reward_schedule: form", form, ("linear", "step"))
         self.metrics: dict[str, float] = {}
 
     def weight(self, name: str, step: int) -> float:
         """The weight of a reward after `step` optimizer steps."""
-        points = self.points[name]
+        points = self.weights[name]
         place = bisect_right(points, step, key=lambda point: point[0])
         if place == 0:
             return points[0][1]
@@ -297,7 +297,7 @@ class RewardSchedule:
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         names = list(rollout.reward_names)
         weights_K = rollout.reward_weights_K.clone()
-        self.metrics = {name: self.weight(name, rollout.step) for name in self.points}
+        self.metrics = {name: self.weight(name, rollout.step) for name in self.weights}
         for name, weight in self.metrics.items():
             weights_K[names.index(checked_choice("reward_schedule: weights", name, names))] = weight
         return weights_K

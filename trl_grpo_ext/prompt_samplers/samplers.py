@@ -94,7 +94,7 @@ class Curriculum(_ByRound):
         return {"open": self._open}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._open = float(state["open"])
+        self._open = float(state.get("open", self.start_share))
 
 
 class Mixture(Checked, _ByRound):

@@ -163,7 +163,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
     except (ManifestError, OSError):
         plugins = ()
     schedules = [one.parameters for one in plugins if one.name == "reward_schedule" and one.parameters]
-    scheduled = {reward for parameters in schedules for reward in parameters["weights"]}
+    scheduled = {reward for parameters in schedules for reward in parameters.get("weights") or ()}
     weightless = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
     return findings(RunFacts(history, weightless - scheduled, shapers))

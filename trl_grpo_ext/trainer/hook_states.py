@@ -40,18 +40,16 @@ class AdvantageHookStates(KeptState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Load each hook's state, found by its label; say which start over, and which states are of none."""
-        saved = self.saved_in(state) or []
+        saved = [entry for entry in self.saved_in(state) or [] if entry["state"] is not None]
         states = dict(zip(unique_names([entry["hook"] for entry in saved]), saved, strict=True))
-        for name, hook in zip(unique_names([*map(plugin_label, self.hooks)]), self.hooks, strict=True):
-            if not has_state(hook):
-                continue
-            found = states.pop(name, {"state": None})["state"]
-            if found is not None:
-                hook.load_state_dict(found)
+        hooks = [*filter(has_state, self.hooks)]
+        for name, hook in zip(unique_names([*map(plugin_label, hooks)]), hooks, strict=True):
+            if name in states:
+                hook.load_state_dict(states.pop(name)["state"])
             elif state.global_step:
                 warn_on_main(args, f"The checkpoint has no state of the advantage hook {name!r}: it starts over.")
-        if left := [name for name, entry in states.items() if entry["state"] is not None]:
-            names = " and ".join(map(repr, left))
+        if states:
+            names = " and ".join(map(repr, states))
             warn_on_main(args, f"Not used is the checkpoint's state of the advantage hook {names}.")
 
 

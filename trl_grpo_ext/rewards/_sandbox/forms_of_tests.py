@@ -105,7 +105,7 @@ def _calls(pairs: Sequence[tuple[Any, Any]], name: Any, test: str) -> Plan:
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
         raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
     tests = [test.format(*(f"json.loads({json.dumps(value)!r})" for value in pair)) for pair in pairs]
-    return _plan((_CALLING.format(name=name), *tests), None) | {"imports": True}
+    return _plan((_CALLING.format(name=name), *tests), None) | {"imports": True, "deep": True}
 
 
 _CALLING = """
@@ -185,7 +185,8 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
         raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
     if all(test["empty"] for test in planned):
         raise UnreadableTestsError("nothing in the tests can fail: no assert or expected exception is in what runs")
-    return {"tests": planned, "free": sorted(free), "modules": modules, "imports": entry is not None}
+    imports = entry is not None
+    return {"tests": planned, "free": sorted(free), "modules": modules, "imports": imports, "deep": False}
 
 
 _USED = "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect time"

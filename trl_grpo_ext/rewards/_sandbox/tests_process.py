@@ -606,7 +606,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, report:
     sys.stderr = open(os.devnull, "w", encoding="utf-8")
     sys.argv = ["tests.py"]
     try:
-        unread = side.request("load", job["code"], job["imports"])
+        unread = side.request("load", job["code"], job["imports"], job["deep"])
     except BaseException as error:  # what the code raises is the verdict, whatever it is
         known = {"gone": side.gone} if side.gone else {"memory": side.memory, "process": side.process}
         report({"failed": [type(error).__name__[:MAX_TEXT], _text(error)], **known})

@@ -73,9 +73,10 @@ def _last_object(text: str) -> tuple[int, int] | None:
     while (bracket := _BEGINS.search(text, done)) is not None:
         start = bracket.start()
         depth = max(depth + _opened(text, seen, start), 0)
-        done, is_closed = _end(text, start)
-        seen = done if is_closed else start
-        if is_closed and bracket[0] == "{" and not (depth and _is_inside(text, start)):
+        done, known, unclosed = _end(text, start)
+        depth += unclosed
+        seen = max(seen, known)
+        if not unclosed and bracket[0] == "{" and not (depth and _is_inside(text, start)):
             found = (start, done)
     return found
 
@@ -85,30 +86,30 @@ def _opened(text: str, start: int, end: int) -> int:
     return opened - text.count("}", start, end) - text.count("]", start, end)
 
 
-def _end(text: str, start: int) -> tuple[int, bool]:
-    """Where the JSON that begins with this bracket ends; or False, and where it breaks: later is nothing of it.
+def _end(text: str, start: int) -> tuple[int, int, int]:
+    """From where on other JSON may begin, where the JSON of this bracket ends or breaks, and how much it left open.
 
-    A string before the break is not of it either: what seemed to begin it may be a quotation mark in prose.
+    A string before a break may hold other JSON: what seemed to begin it may be a quotation mark in prose.
     """
     opened = [text[start]]
     place = start + 1
-    known = place
+    free = place
     steps = _FIRST
     while opened:
         step = steps[opened[-1]].match(text, place)
         if step is None:
-            return known, False
+            return free, place, len(opened)
         place = step.end()
-        known = place
+        free = place
         steps = _NEXT
         if step[1] is not None:
-            known = step.start(1)
+            free = step.start(1)
         elif text[place - 1] in _FIRST:
             opened.append(text[place - 1])
             steps = _FIRST
         else:
             opened.pop()
-    return place, True
+    return place, place, 0
 
 
 def _is_inside(text: str, start: int) -> bool:
