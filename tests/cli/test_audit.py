@@ -75,7 +75,7 @@ def test_what_the_references_were_read_as() -> None:
     rows = [{"solution": text} for text in ("3x-y+13=0", "18 apples", "$k \\text{ is even}$", "18", "3 of 4", "18")]
     found = audit(reward, rows)
     assert problems(found) == [(4, "unparseable_reference")]
-    assert "picked out" in found.findings[0].detail
+    assert "'of' may be words" in found.findings[0].detail
     assert [one.read_as for one in found.read] == ["3x-y+13=0", "18", "k \\text{ is even}", "18", ""]
     assert [one.left_over for one in found.read] == ["", "apples", "", "", "3 of 4"]
     of_gsm8k = gsm8k([*GOOD, {"answer": "$18 a day"}]).read
