@@ -483,7 +483,7 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for task in TASKS:
         by_arm = trainings(lines, task)
-        for arm, of_arm in by_arm.items():
+        for arm, of_arm in sorted(by_arm.items(), key=lambda one: [*ARMS].index(one[0])):
             needed = {seed: needed_by(line) for seed, line in of_arm.items()}
             met = [one.amount * PROMPTS * GROUP for one in needed.values() if one.met]
             last = {seed: line["heldout"] for seed, line in of_arm.items()}
