@@ -109,25 +109,33 @@ class Task:
             return []
         return [f"{key}: {value}" for key, value in found.items()] if isinstance(found, dict) else []
 
+    def answered(self, text: str, row: Row) -> list[tuple[str, str]]:
+        """What a completion says beside what is right: line by line, or key by key."""
+        said = self.said(text)
+        if self.form == "lines":
+            return list(zip(said, row["lines"], strict=False))
+        by_key = {line.partition(": ")[0]: line for line in said}
+        return [(by_key.get(wanted.partition(": ")[0], ""), wanted) for wanted in row["lines"]]
+
     def right(self, texts: Sequence[str], rows: Sequence[Row]) -> float:
         """The share of right answers."""
         found = [
-            sum(a == b for a, b in zip(self.said(text), row["lines"], strict=False)) / len(row["lines"])
+            sum(said == wanted for said, wanted in self.answered(text, row)) / len(row["lines"])
             for text, row in zip(texts, rows, strict=True)
         ]
         return sum(found) / len(found)
 
     def in_form(self, texts: Sequence[str], rows: Sequence[Row]) -> float:
-        """The share of completions with an answer to every question, in order, each with a color."""
+        """The share of completions with one answer to every question, each with a color; of lines, in order."""
 
-        def is_fine(line: str, wanted: str) -> bool:
-            thing, _, color = line.partition(": ")
+        def is_fine(said: str, wanted: str) -> bool:
+            thing, _, color = said.partition(": ")
             return thing == wanted.partition(": ")[0] and color in COLORS
 
-        fine = []
-        for text, row in zip(texts, rows, strict=True):
-            said = self.said(text)
-            fine.append(len(said) == len(row["lines"]) and all(map(is_fine, said, row["lines"])))
+        fine = [
+            len(self.said(text)) == len(row["lines"]) and all(is_fine(*pair) for pair in self.answered(text, row))
+            for text, row in zip(texts, rows, strict=True)
+        ]
         return sum(fine) / len(fine)
 
 

@@ -47,7 +47,7 @@ from trl_grpo_ext.types import WHOLE, Part, Parts
 OUTPUT = Path("outputs/evidence")
 RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
 TEACHER, TEACHER_STEPS = OUTPUT / "teacher", 24  # more, on whole lists
-START_STEPS = {"lines": (36, 12), "json": (36, 24)}  # on lists of as many facts as questions, on whole ones
+START_STEPS = {"lines": (36, 12), "json": (72, 16)}  # on lists of as many facts as questions, on whole ones
 TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
@@ -74,6 +74,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "parts": {**SHARED, **CREDIT},
     "places shuffled": {**SHARED, **CREDIT},
     "no places": {**SHARED, **CREDIT},
+    "parts before": {**SHARED, "advantage_hooks": [{"name": "part_credit", "normalise": True, "reach": "before"}]},
     "weighed": {**SHARED, "advantage_hooks": [{"name": "self_distilled", "prompt": HINT}]},
     "taught": {**SHARED, "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}]},
     "teacher": {**SHARED, "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": str(TEACHER)}]},
@@ -82,9 +83,10 @@ ARMS: dict[str, dict[str, Any]] = {
 REWARDS = {"lines": {"name": "lines", "stop": 1.0}, "json": {"name": "json_fields", "extract": "whole"}}
 TUNED = ("shared", "parts", "weighed", "taught", "teacher")
 """The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
-GO_ON = ("shared", "parts", "teacher")
-"""The arms of which a run that has not met the target after 30 steps goes on until it does, to 60 at most."""
-RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
+GO_ON = ("plain TRL", "shared", "parts", "parts before", "teacher")
+"""The arms of which a run goes on until it meets the target, if it has not after 30 steps, to 60 at most."""
+RATE_OF = {"plain TRL": "shared", "compact": "shared"}
+RATE_OF |= {"places shuffled": "parts", "no places": "parts", "parts before": "parts"}
 
 
 @dataclass(frozen=True)
@@ -454,7 +456,8 @@ def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
     heads = ["parts", "right", "in form", "prompts", "signal to noise, share", "`part_credit`", "worth"]
     heads += ["places shuffled", "gate"]
     rows = []
-    for line in sorted((line for line in lines if line["stage"] == "gate"), key=order_of):
+    newest = {order_of(line): line for line in lines if line["stage"] == "gate"}
+    for _, line in sorted(newest.items()):
         of = {name: {key: Estimate(**one) for key, one in found.items()} for name, found in line["selections"].items()}
         cells = [str(Task.of(line)), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
         cells += [of[PLAIN]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
@@ -615,7 +618,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--form", choices=FORMS, default="lines", help="of the answers")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--groups", type=int, default=32, help="prompts of the gate")
+    parser.add_argument("--groups", type=int, default=200, help="prompts of the gate")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--docs", type=Path, help="a page whose tables are replaced")
     options = parser.parse_args(words)
@@ -629,7 +632,8 @@ def main(words: list[str] | None = None) -> None:
     for parts in options.parts:
         task = Task(parts, options.form)
         known = {line["stage"] for line in results.lines if Task.of(line) == task}
-        if options.command == "gate" and "gate" not in known:
+        gates = {line["groups"] for line in results.lines if line["stage"] == "gate" and Task.of(line) == task}
+        if options.command == "gate" and options.groups not in gates:
             results.add(gate(task, options.groups, start))
         teachers = {"hint": ({"weighed", "taught"}, start), "teacher": ({"teacher"}, TEACHER)}
         for stage, (arms, model) in teachers.items():
