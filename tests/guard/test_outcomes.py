@@ -17,16 +17,13 @@ def judged(*outcomes: Outcome) -> list[Judgement]:
     return [Judgement(outcome) for outcome in outcomes]
 
 
-def test_policy_defaults_by_whose_fault() -> None:
+def test_each_outcome_has_a_default_and_can_be_changed() -> None:
     outcomes = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.TIMEOUT, Outcome.DIED)
     assert OutcomePolicy("r", EVERY).scores(judged(*outcomes)) == [1.0, 0.0, 0.0, None, 0.0, 0.0]
-
-
-def test_each_outcome_can_be_changed() -> None:
     changed = {"timeout": None, "wrong": -1, "right": 2.5, "error": 0.0, "died": "raise"}
     policy = OutcomePolicy("r", EVERY, changed)
-    outcomes = judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED)
-    assert policy.scores(outcomes) == [None, -1.0, 2.5, 0.0, 0.0]
+    changed_ones = judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED)
+    assert policy.scores(changed_ones) == [None, -1.0, 2.5, 0.0, 0.0]
     with pytest.raises(RewardError, match="'died'"):
         policy.scores(judged(Outcome.DIED))
 
