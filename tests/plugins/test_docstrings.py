@@ -62,20 +62,13 @@ def test_read_docstring_in_its_parts() -> None:
     assert read.description.endswith("is description again, with w = 2.")
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("One, e.g. Two, i.e. this. Three.", "One, e.g. Two, i.e. this."),
-        ("As Dr. GRPO does. More.", "As Dr. GRPO does."),
-        ("Score 1.0 where it is. More.", "Score 1.0 where it is."),
-        ("On two\n   lines. More.", "On two lines."),
-        ("No full stop\n\nMore.", "No full stop"),
-        ("Ends. `code` begins.", "Ends."),
-        ("   ", ""),
-    ],
-)
-def test_first_sentence(text: str, sentence: str) -> None:
-    assert first_sentence(text) == sentence
+def test_first_sentence() -> None:
+    assert (
+        first_sentence("As Dr. GRPO does, e.g. This,\n   by 1.0. `code` begins.")
+        == "As Dr. GRPO does, e.g. This, by 1.0."
+    )
+    assert first_sentence("No full stop\n\nMore.") == "No full stop"
+    assert first_sentence("   ") == ""
 
 
 PIECES = ("Args:", "Source: x", "    a: b", "Departures from x: y", "", " ", "Raises:", "x.", "``", "(((", "\t")
@@ -86,7 +79,7 @@ def test_read_docstring_of_anything(text: str) -> None:
     assert "\n" not in read_docstring(text).summary
 
 
-@pytest.mark.parametrize("piece", ["`", "(", ":math:`", "$", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])
+@pytest.mark.parametrize("piece", ["`", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])
 def test_read_docstring_of_a_hostile_megabyte(piece: str) -> None:
     for start in ("", "Args:\n"):  # a blow-up would take hours
         assert len(read_docstring(start + piece * (1_000_000 // len(piece))).description) <= 20_000
