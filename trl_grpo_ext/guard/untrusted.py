@@ -1,7 +1,5 @@
 """What somebody else wrote, made safe: text for a terminal, values for JSON, and settings files of limited size."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Import a plugin and build the usable object."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

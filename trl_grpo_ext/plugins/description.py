@@ -3,8 +3,6 @@
 `overview` reads texts and imports nothing, so a listing cannot run anybody's code.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect

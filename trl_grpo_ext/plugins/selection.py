@@ -5,8 +5,6 @@ string that starts with `{` is such a mapping in YAML's flow style, for a comman
 reward's `weight` and `guard`, and a loss aggregation's `skip_zero_variance`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Build contexts for unit tests of plugins without a trainer, and simulate several ranks in one process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor

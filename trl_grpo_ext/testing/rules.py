@@ -3,8 +3,6 @@
 Nothing here imports torch, so rules can be listed at once, and a reward without torch is checked without it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The rules of prompt samplers, each as a check on small pools whose outcomes are made up. Nothing here needs torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -4,8 +4,6 @@ What the flow itself refuses (`credit.flow`: shapes, signs, NaN, what stands off
 gathers) is refused here by running it. Results of all kinds are tensors `(B, T)`, which the rules compare.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from abc import ABC, abstractmethod
