@@ -20,8 +20,6 @@ from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_ya
         (b"", "holds None, not settings"),
         (b"a: !!python/object/apply:os.system ['touch hacked']", "cannot be read"),
         (b"? [1, 2]\n: 3\n", "cannot be read"),
-        (b"0: &a0 [x]\n" + b"".join(b"%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)), "more"),
-        (b"a: &a [*a]", "more than 10,000 values, aliases expanded"),
         (b"beta: 0.1\nlearning_rate: 1\nbeta: 0.0\n", r"the key 'beta' twice \(line 3\): keep one"),
         (b"rewards: [{name: a, weight: 1, weight: 2}]", "the key 'weight' twice"),
     ],
