@@ -86,25 +86,16 @@ def test_ranks_that_fail_before_the_others_gather_stop_all() -> None:
     assert raised(Ranks(3).run(in_section(body))) == {(ConfigurationError, message)}
 
 
-def test_section_chains_foreign_exceptions() -> None:
-    def body(agreement: Agreement, rank: int) -> None:
-        if rank == 0:
-            raise ValueError("no such column")
-
-    first, second = Ranks(2).run(in_section(body))
-    assert raised([first, second]) == {(PluginRunError, "On rank 0: ValueError: no such column")}
-    assert isinstance(first.__cause__, ValueError)
-    assert second.__cause__ is None
-
-
-def test_a_section_after_a_failed_one_works() -> None:
+def test_section_chains_foreign_exceptions_and_works_again() -> None:
     def body(agreement: Agreement, rank: int) -> Any:
+        with pytest.raises(PluginRunError, match="On rank 0: ValueError: invalid") as caught, agreement.section():
+            int("0" if rank else "no number")
         with pytest.raises(PluginOutputError, match=r"by rank: \(2,\).*\(3,\)"), agreement.section():
             agreement.gather(torch.ones(2 + rank))
         with agreement.section():
-            return agreement.gather(torch.tensor([rank])).tolist()
+            return type(caught.value.__cause__), agreement.gather(torch.tensor([rank])).tolist()
 
-    assert Ranks(2).run(body) == [[0, 1], [0, 1]]
+    assert Ranks(2).run(body) == [(ValueError, [0, 1]), (type(None), [0, 1])]
 
 
 def test_ctrl_c_and_an_exit_on_one_rank_end_all() -> None:

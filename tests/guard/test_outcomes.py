@@ -1,6 +1,5 @@
 """What each outcome becomes, and how outcomes are counted."""
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -46,8 +45,6 @@ def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
 
 
 def test_policy_refuses_unknown_outcomes() -> None:
-    with pytest.raises(ConfigurationError, match="'timeout'"):
-        OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
     with pytest.raises(PluginParameterError, match=r"gsm8k_accuracy .*'timeout'"):
         load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
 
@@ -55,13 +52,12 @@ def test_policy_refuses_unknown_outcomes() -> None:
 def test_policy_logs_every_outcomes_share() -> None:
     policy = OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT))
     metrics: dict[str, float] = {}
-    extra: dict[str, list[Any]] = defaultdict(list)
+    extra: dict[str, list[Any]] = {}
     judgements = judged(Outcome.RIGHT, Outcome.TIMEOUT, Outcome.RIGHT, Outcome.RIGHT)
-    policy.log(judgements, metrics.__setitem__, lambda column, values: extra[column].extend(values))
+    policy.log(judgements, metrics.__setitem__, extra.__setitem__)
     assert metrics == {"outcomes/r/right": 0.75, "outcomes/r/wrong": 0.0, "outcomes/r/timeout": 0.25}
     assert extra == {"r_outcome": ["right", "timeout", "right", "right"]}
     policy.log([], metrics.__setitem__, None)  # no completions, no shares
-    policy.log(judgements)  # called outside of a trainer
 
 
 def test_what_a_model_wrote_is_quoted_escaped_and_short() -> None:

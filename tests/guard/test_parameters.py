@@ -20,7 +20,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("length_target", {"target": 5}, {"target": [-1, 5.0], "mode": ["min"], "alpha": [0], "delta": [1.5]}),
     ("length_target", {"target": 5}, {"column": [""]}),
     ("lines", {}, {"form": ["list"], "relative": [-1], "stop": [-0.1], "ignore_space": [1], "max_characters": [0]}),
-    ("json_fields", {}, {"extract": ["all"], "absolute": [-1], "extra": [-0.1], "max_depth": [1000]}),
+    ("json_fields", {}, {"extract": ["all"], "absolute": [-1], "extra": [-0.1], "max_depth": [0]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"cache": [-1, 101, True]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"max_completion_length": [0, "100"]}),
     ("regex_match", {"pattern": "a"}, {"pattern": ["(", b"a", "a{99999999999999}"], "value": [NAN], "count": [0]}),

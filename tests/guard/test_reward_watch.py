@@ -1,7 +1,6 @@
 """`RewardWatch` without a trainer: what it says of a reward that fails everywhere, runs for long, or cannot start."""
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +19,11 @@ TEXTS = {"prompts": ["2 + 2?"] * 4, "completions": ["4", "5", "", "four"]}
 
 
 def for_texts(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    pairs = zip(prompts, completions, strict=True)
-    return [float(prompt.startswith("2") and bool(re.search("4", text))) for prompt, text in pairs]
+    return [float(p.startswith("2") and text.isdigit()) for p, text in zip(prompts, completions, strict=True)]
 
 
 async def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    pairs = zip(prompts, completions, strict=True)
-    return [float(prompt[0]["content"] == completion[0]["content"]) for prompt, completion in pairs]
+    return [float(p[0]["content"] == c[0]["content"]) for p, c in zip(prompts, completions, strict=True)]
 
 
 def fails(**columns: Any) -> list[float]:

@@ -1,8 +1,6 @@
 """A docstring read in its parts; whatever an author writes there is read, and at once."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trl_grpo_ext.plugins.docstrings import first_sentence, read_docstring
 
@@ -33,9 +31,6 @@ Returns:
 
     Another paragraph.
 
-Raises:
-    ValueError: Why.
-
 What follows the sections is description again, with w = 2.
 """
 
@@ -54,11 +49,9 @@ def test_read_docstring_in_its_parts() -> None:
         "Source": "A paper (2509.07558), which\ngoes on in the next line.",
         "Departures": "from the authors' code: none\nbut this.",
         "Returns": "Some text.\n\nAnother paragraph.",
-        "Raises": "ValueError: Why.",
     }
     assert read.papers == ("1907.01234", "2401.00001", "2509.07558")
     assert read_docstring("See 2413.00001, 12345.67890, 2401.123, 1.2401.01234 or 2400.12345.").papers == ()
-    assert read.description.startswith("Weigh tokens by")
     assert read.description.endswith("is description again, with w = 2.")
 
 
@@ -69,14 +62,6 @@ def test_first_sentence() -> None:
     )
     assert first_sentence("No full stop\n\nMore.") == "No full stop"
     assert first_sentence("   ") == ""
-
-
-PIECES = ("Args:", "Source: x", "    a: b", "Departures from x: y", "", " ", "Raises:", "x.", "``", "(((", "\t")
-
-
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("\n".join)))
-def test_read_docstring_of_anything(text: str) -> None:
-    assert "\n" not in read_docstring(text).summary
 
 
 @pytest.mark.parametrize("piece", ["`", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])

@@ -134,8 +134,6 @@ def test_per_column_keeps_logs_and_parts_in_rows() -> None:
 class Early:
     """Notes what it was started with."""
 
-    __name__ = "early"
-
     def __init__(self) -> None:
         self.started: list[Any] = []
 
@@ -145,8 +143,7 @@ class Early:
     def start_scoring(self, completions: list[str], **columns: Any) -> None:
         self.started.append(completions)
 
-    def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
-        return [1.0] * len(completions)
+    def __call__(self, **columns: Any) -> Any: ...
 
 
 def test_combinators_begin_early_with_their_rows() -> None:
@@ -172,12 +169,8 @@ def test_combinators_count_outcomes_apart() -> None:
     columns = {"task": ["math", "code", "math", "code"], "log_metric": metrics.__setitem__}
     for reward in load_rewards([MATCH, inside]):
         reward(completions=["1", "1", "no", "no"], log_extra=extras.__setitem__, **columns)
-    scored = {name: value for name, value in metrics.items() if name.endswith("/scored")}
-    assert scored == {
-        "outcomes/regex_match/scored": 1.0,
-        "outcomes/per_column.math.regex_match/scored": 1.0,
-        "outcomes/per_column.code.gated.regex_match/scored": 1.0,
-    }
+    names = ("regex_match", "per_column.math.regex_match", "per_column.code.gated.regex_match")
+    assert {name for name in metrics if name.endswith("/scored")} == {f"outcomes/{name}/scored" for name in names}
     assert extras == {
         "regex_match_outcome": ["scored"] * 4,
         "per_column.math.regex_match_outcome": ["scored", None, "scored", None],

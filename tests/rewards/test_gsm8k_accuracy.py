@@ -1,6 +1,5 @@
 """The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
 
-import itertools
 import json
 import os
 from pathlib import Path
@@ -89,8 +88,7 @@ def test_a_number_that_is_one_of_several_is_not_the_answer() -> None:
         for explicit in EXPLICIT:
             completion = "Some work.\n" + explicit.format(several.format(4, 5))
             assert (score(completion, "#### 4"), score(completion, "#### 5")) == (0.0, 0.0), completion
-    for said in ("So she has 4 or 5.", "The ratio is 4:5.", "It is between 4 and 5."):
-        assert (score(said, "4"), score(said, "5")) == (0.0, 0.0)
+    assert (score("So she has 4 or 5.", "4"), score("The ratio is 4:5.", "5")) == (0.0, 0.0)
     with pytest.warns(UserWarning, match="cannot read"):
         assert score("4", "#### 4 or more") is None
 
@@ -117,7 +115,3 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
         completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
         scores = gsm8k_accuracy(completions=completions, answer=answers)
         assert set(scores) == {0.0 if offset else 1.0}, rendering
-    forms = zip(itertools.cycle(EXPLICIT), itertools.cycle(SEVERAL), references, strict=False)
-    said = [explicit.format(several.format(f"{number:,}", number + 3)) for explicit, several, number in forms]
-    completions = [text + answer for text, answer in zip(solutions, said, strict=True)]
-    assert set(gsm8k_accuracy(completions=completions, answer=answers)) == {0.0}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.rewards._text.json_text import depth_of, find_json
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.rewards._text.json_text import find_json
 from trl_grpo_ext.rewards.json_schema import JSONSchema, verdict
 from trl_grpo_ext.types import Parts
 
@@ -76,15 +76,6 @@ def test_any_object_is_found_behind_any_prose(value: dict[str, Any], before: str
     assert inside_of(f"{before} is {json.dumps(value)} so", "last") == json.dumps(value)
 
 
-@given(value=JSON)
-def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
-    def depth(part: Any) -> int:
-        inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
-        return 0 if inside is None else 1 + max(map(depth, inside), default=0)
-
-    assert depth_of(json.dumps(value)) == depth(value)
-
-
 def test_with_partial_each_property_is_a_part() -> None:
     reward = JSONSchema(PERSON, extract="last", partial=0.2)
     # Of two objects the last one counts.
@@ -97,9 +88,6 @@ def test_with_partial_each_property_is_a_part() -> None:
         [("name", 0.0, ()), ("age", None, ())],
         [("name", 0.0, ()), ("age", None, ())],
     ]
-    changed = JSONSchema(PERSON, extract="whole", partial=0.2, outcomes={"no_answer": -1.0, "refused": None})
-    none, refused = changed(completions=["Ada", "[" * 60])
-    assert (none, none.parts[0].score, refused) == (-1.0, -1.0, None)
     assert not isinstance(JSONSchema(PERSON, extract="whole")(completions=['{"name": "Ada"}'])[0], Parts)
 
 
@@ -109,9 +97,7 @@ def test_outcomes_are_told_apart_and_changed() -> None:
     assert reward(completions=completions) == [1.0, 0.25, -1.0, 0.0, 0.25]
     judged = reward.judge(completions)
     assert [one.outcome.value for one in judged] == ["right", "wrong", "no_answer", "refused", "wrong"]
-    assert judged[-1].detail == "breaks 'minimum' at '$.age'"
-    with pytest.raises(RewardError, match=r"row 0 .*'no_answer'"):
-        JSONSchema(PERSON, outcomes={"no_answer": "raise"})(completions=["x"])
+    assert "'$.age'" in judged[-1].detail
 
 
 def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:

@@ -104,7 +104,7 @@ def test_no_failure_is_a_score_and_neighbours_keep_theirs(server: Server) -> Non
 def test_judge_without_verdicts_or_replies(server: Server) -> None:
     with pytest.warns(UserWarning, match="2 unreadable"):
         assert scores(judge_at(server), ["garbage", "declined"]) == [None, None]
-    with pytest.raises(RewardError, match=r"2 error; .* 500"):
+    with pytest.raises(RewardError, match="500"):
         outcomes(judge_at(server, retries=0), ["broken", "broken too"])
     with pytest.raises(RewardError, match=r"404 .*'unknown'"):
         outcomes(Judge("unknown", "Right?", base_url=server.url, retries=0), ["grade:9"] * 4)
@@ -180,8 +180,8 @@ def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> Non
 
 def test_judge_without_schemas(server: Server) -> None:
     server.knows_schemas = False
-    assert scores(judge_at(server, concurrency=1), [f"grade:9 {n}" for n in range(4)]) == [1.0] * 4
-    assert ["response_format" in request for request in server.requests] == [True, *[False] * 4]
+    assert scores(judge_at(server, concurrency=1), ["grade:9", "grade:8"]) == [1.0] * 2
+    assert ["response_format" in request for request in server.requests] == [True, False, False]
 
 
 ATTACKS = [
@@ -217,18 +217,15 @@ def test_the_special_tokens_of_the_judging_model_are_broken_up(server: Server, t
 
 
 NAMED = {"question": "a", "name": "x"}
-REFUSED: list[dict[str, Any]] = [
-    *({"criteria": each} for each in ([], [NAMED, NAMED], [{**NAMED, "scale": [5, 1]}], [{**NAMED, "points": 3}])),
-    *({"base_url": "localhost:8000"}, {"base_url": "http://me:secret@host/v1"}),
-    {"template": "{completion} {log_metric}"},
-]
 
 
-@pytest.mark.parametrize("parameters", REFUSED)
-def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        Judge("m", **{"criteria": "Right?", **parameters})
-    assert "secret" not in str(raised.value)
+def test_parameters_are_checked() -> None:
+    refused: list[Any] = [[], [NAMED, NAMED], [{**NAMED, "scale": [5, 1]}], [{**NAMED, "points": 3}]]
+    others = ({"base_url": "localhost:8000"}, {"base_url": "http://me:secret@host/v1"}, {"template": "{prompt}"})
+    for parameters in (*({"criteria": criteria} for criteria in refused), *others):
+        with pytest.raises(ConfigurationError) as raised:
+            Judge("m", **{"criteria": "Right?", **parameters})
+        assert "secret" not in str(raised.value)
 
 
 MARKERS = """

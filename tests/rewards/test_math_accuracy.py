@@ -87,7 +87,7 @@ def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pyte
         return run(jobs, **limits)
 
     monkeypatch.setattr(reward._pool, "run", counting)
-    for completions, times in ((["x"] * 8, 1), (["x", "y"], 2), (["z", "x"], 3), (["y"], 4)):
+    for completions, times in ((["x"] * 8, 1), (["x", "y"], 2), (["z", "x"], 3)):
         boxed = [f"\\boxed{{{text}}}" for text in completions]
         assert reward(completions=boxed, solution=["$x$"] * len(boxed)) == [float(text == "x") for text in completions]
         assert asked == [1] * times
@@ -187,17 +187,10 @@ def test_every_pair_of_the_corpus_has_trls_verdict(with_math_workers: Any) -> No
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
 
 
-def test_departure_the_last_message_counts_and_endless_references_do_not(reward: MathAccuracy) -> None:
-    messages = [
-        {"role": "assistant", "content": "Let me think: \\boxed{17}"},
-        {"role": "user", "content": "Are you sure?"},
-        {"role": "assistant", "content": "It is \\boxed{18}"},
-    ]
+def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
+    messages = [{"role": "assistant", "content": f"It is \\boxed{{{number}}}"} for number in (17, 18)]
     assert accuracy_rewards.accuracy_reward([messages], ["18"]) == [0.0]
-    with pytest.raises(TypeError):
-        accuracy_rewards.accuracy_reward(["\\boxed{18}"], ["18"])
-    assert reward(completions=[messages, "\\boxed{18}"], solution=["18", "18"]) == [1.0, 1.0]
-    assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
+    assert reward(completions=[messages], solution=["18"]) == [1.0]
 
 
 def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccuracy) -> None:

@@ -91,19 +91,6 @@ def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, 
     return found([text_of(c) for c in completions])
 
 
-class Slotted:
-    """No `__dict__`, no `__name__`; and it declares what it is tried with."""
-
-    __slots__ = ("word",)
-    declares = RewardDeclaration(conformance={"completions": ["some rhubarb", "none", "rhubarb"]})
-
-    def __init__(self, word: str) -> None:
-        self.word = word
-
-    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
-        return [float(self.word in text_of(c)) for c in completions]
-
-
 def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
     texts = [completion_text(completion) for completion in completions]
     return [Parts({"first": (float(text[:1].isdigit()), (0, min(1, len(text)))), "rest": 0.5}) for text in texts]
@@ -112,7 +99,7 @@ def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
 SOUND: list[Any] = [
     in_parts,
     *(Right(), Simple(), right_async, Declared(), only_keywords, logs),
-    *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
+    functools.partial(only_keywords, unused=True),
 ]
 
 

@@ -125,8 +125,6 @@ def test_run_python_bounds_output() -> None:
     write = "import os\nfor _ in range(20): os.write(1, b'a' * 10**6); os.write(2, b'a' * 10**6)\nx = 1"
     assert statuses(module(write, "assert x == 1")) == ["pass"], "what a module writes there is thrown away"
     each = "import os\nfor fd in range(3, 500):\n  try:\n    {}\n  except OSError: pass\n"
-    run = module(each.format("while True: os.write(fd, b'a' * 10**6)"))
-    assert run.ended == "storage" or "gone" in run.messages[0]
     forged = ("\n" + json.dumps({"test": 0, "status": "pass"}) + "\n").encode()
     assert statuses(module(each.format(f"os.write(fd, {forged!r})") + "os._exit(0)", "assert 0 == 1")) == []
     assert program(each.format("while True: os.write(fd, b'a' * 10**6)")).ended == "output"
@@ -163,11 +161,8 @@ def test_files_and_threads_are_limited() -> None:
     assert raised(shared) == "PermissionError", "a shared map would be a way around the limit"
     assert raised("with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(2**20)); f.flush()") == "OSError"
     assert raised("files = [open('x', 'w') for _ in range(1000)]") == "OSError"
-    thread = "threading.Thread(target={}, daemon=True)"
-    many = f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread.format('lambda: time.sleep(9)')}.start()"
-    assert module(many).ended == "threads"
-    again = f"import threading\ndef run():\n    for _ in range(300): t = {thread.format('int')}; t.start(); t.join()\n    return True"
-    assert statuses(module(again, "assert run() is True")) == ["pass"]
+    thread = "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    assert module(f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread}").ended == "threads"
 
 
 @needs_layers

@@ -20,7 +20,6 @@ OBJECT = '{"answer": "``` </answer>"}'
 CODE: list[tuple[str, str]] = [
     ("```python\nx = 1\n```\n```python\nx = 2\n```", "x = 2"),
     ("```py\nx = 1\n```\n```bash\nls\n```", "x = 1"),
-    ("```\nx = 1\n```\n```text\nx = 2\n```", "x = 2"),
     ("```Python title=a.py\nx = 1", "x = 1"),
     (f"```{{python}}\n{ADD}\n```\n```\n3\n```", ADD),
     ("````python\n```\nx\n```\n````", "```\nx\n```"),
@@ -31,7 +30,6 @@ CODE: list[tuple[str, str]] = [
     (f"<answer>```python\n{ADD}\n``` </answer>", ADD),
     (f"<answer>\n```python\n{ADD}\n</answer>", f"{ADD}\n"),
     (f"```python\n{ADD}\n```<|im_end|>", ADD),
-    (f"Here is the code: ```python\n{ADD}\n```", ADD),
     (f"Here is the code: ```\n{ADD}\n```. Done.", ADD),
     (f"```python\n{ADD}```\nDone.", ADD),
     (f"```\n{ADD}\n```\nThe call ```add(1, 2)``` is 3.\n```\n", ADD),
