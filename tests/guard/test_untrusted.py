@@ -16,7 +16,7 @@ from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_ya
     [
         (b"\x00\x01\xff\xfe", "cannot be read"),
         (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
-        (b"[" * 200_000, "nested too deeply"),
+        (b"[" * 200_000, "cannot be read"),
         (b"", "holds None, not settings"),
         (b"a: !!python/object/apply:os.system ['touch hacked']", "cannot be read"),
         (b"? [1, 2]\n: 3\n", "cannot be read"),

@@ -78,8 +78,7 @@ def test_available_shows_provenance_without_imports(seen: dict[str, Any]) -> Non
     assert {"tge-slow", "tge-twin-a", "tge-twin-b", "trl-grpo-ext", *BROKEN} <= {i["distribution"] for i in infos}
     assert {i["distribution"] for i in infos if i["builtin"]} == {"trl-grpo-ext"}
     [scale] = [i for i in infos if i["name"] == "scale"]
-    assert (scale["version"], scale["target"], scale["aliases"]) == ("0.1.0", "tge_good.hooks:Scale", [])
-    assert (scale["builtin"], scale["dotted"]) == (False, False)
+    assert (scale["version"], scale["target"], scale["builtin"]) == ("0.1.0", "tge_good.hooks:Scale", False)
     assert next(i for i in infos if i["name"] == "first_token")["aliases"] == ["first"]
     sources = ["tge-slow", "tge-raises", "tge-exits", "tge-good", "tge-good", "tge-slow"]
     assert seen["found"] == [f"{name} 0.1.0" for name in sources]
@@ -169,5 +168,5 @@ answer |= {"warnings": [str(item.message) for item in caught], "imported": impor
     assert answer["twin"] == [1.0], "a blocked twin does not make the name ambiguous"
     assert answer["slow"]["type"] == "PluginBlockedError"
     assert answer["own"] == [3.0], "a file of the user's own belongs to no distribution"
-    assert {*answer["warnings"]} == {"TRL_GRPO_EXT_PLUGINS lists 'tge-absent', which is not installed."}
+    assert {"'tge-absent'" in warning for warning in answer["warnings"]} == {True}
     assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]

@@ -65,8 +65,6 @@ def read_values(path: str | Path) -> Any:
     """Read a YAML or JSON file, as `parse_yaml` does; a `ConfigurationError` says why that cannot be."""
     name = one_line(path, 300)
     try:
-        if not Path(path).is_file():
-            raise ConfigurationError(f"There is no file {name}.")
         if (size := Path(path).stat().st_size) > MOST_BYTES:
             raise ConfigurationError(f"{name} has {size:,} bytes, too many for settings: is it the right file?")
         text = Path(path).read_text(encoding="utf-8")
@@ -101,8 +99,6 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
-    except RecursionError as error:
-        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
         raise ConfigurationError(f"{name} cannot be read: {problem}") from error
