@@ -48,7 +48,6 @@ FILES = {
     'def function(completions):\n    "A function."\n',
     "so_namespace/inner/leaf.py": 'class Leaf:\n    "A leaf."\n',
     "so_deep.py": "X = " + "(" * 100_000,
-    "so_branches.py": "if 1: pass\n" + "elif 1: pass\n" * 2000 + "class X: ...",
 }
 
 
@@ -72,7 +71,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("so_alone:function", "ready", "A function."),
         *((f"so_alone:{name}", "ready", "") for name in ("made", "Elsewhere", "Nothing")),
         ("so_namespace.inner.leaf:Leaf", "ready", "A leaf."),
-        *((f"{name}:X", "ready", "") for name in ("so_branches", "so_deep", "math")),
+        *((f"{name}:X", "ready", "") for name in ("so_deep", "math")),
         *((target, "no module", "") for target in ("so_nowhere.x:X", "so_alone.x:X", "..:X", "/etc/passwd:X")),
     ],
 )

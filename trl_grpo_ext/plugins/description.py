@@ -227,15 +227,12 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
 
 
 def _parameters(called: Any) -> list[Parameter]:
-    return [
-        Parameter(
-            one.name,
-            None if one.annotation is one.empty else inspect.formatannotation(one.annotation).strip("'"),
-            None if one.default is one.empty else repr(one.default),
-            one.kind,
-        )
-        for one in (parameters_of(called) or {}).values()
-    ]
+    found = []
+    for one in (parameters_of(called) or {}).values():
+        annotation = None if one.annotation is one.empty else inspect.formatannotation(one.annotation).strip("'")
+        default = None if one.default is one.empty else repr(one.default)
+        found.append(Parameter(one.name, annotation, default, one.kind))
+    return found
 
 
 def example(kind: Kind, name: str, parameters: Sequence[Parameter]) -> str:

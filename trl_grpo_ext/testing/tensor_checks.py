@@ -183,8 +183,8 @@ class HookChecks(TensorChecks):
 
     def role(self) -> None:
         self._keeps_its_role()
-        changed = [not torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary]
-        if self.role_name == "transform" and not any(changed):
+        same = (torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary)
+        if self.role_name == "transform" and all(same):
             advice = 'declare role="estimator"'
             raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
 
