@@ -1,6 +1,5 @@
 """What a listing reads from a plugin's text without importing it, and what is said of an imported plugin."""
 
-import inspect
 import re
 import sys
 from pathlib import Path
@@ -117,6 +116,6 @@ def test_what_an_import_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["x: y", "\u202eback", "a\nb", "1e-5"])
 def test_a_selection_in_yaml_holds_hostile_names_as_text(name: str) -> None:
-    text = example("advantage_hook", name, [Parameter(name, "Any", None, inspect.Parameter.KEYWORD_ONLY)])
+    text = example("advantage_hook", name, [Parameter(name, "Any", None)])
     assert text.isascii()
     assert yaml.safe_load(text) == {"advantage_hooks": [{"name": name, name: PLACEHOLDER}]}
