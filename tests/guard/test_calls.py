@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import math
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
@@ -84,20 +83,13 @@ def test_names_by_hand() -> None:
     assert unique_names(["a", "a", "a_2"]) == ["a", "a_3", "a_2"]  # names that are unique already stay
 
 
-def generated(*values: float | None) -> Iterator[float | None]:
-    yield from values
-
-
 @pytest.mark.parametrize(
     "returned",
     [
-        [1.0, None, 0.5],
         (1, None, 0.5),
-        generated(1.0, None, 0.5),
-        [True, None, Fraction(1, 2)],
-        [np.float32(1.0), None, np.float64(0.5)],
-        [torch.tensor(1.0), None, Decimal("0.5")],
-        [np.int64(1), None, torch.tensor(0.5, requires_grad=True)],
+        (score for score in (True, None, Fraction(1, 2))),
+        [np.int64(1), None, np.float64(0.5)],
+        [Decimal(1), None, torch.tensor(0.5, requires_grad=True)],
     ],
     ids=lambda returned: type(returned).__name__,
 )
@@ -108,23 +100,20 @@ def test_one_number_or_none_per_completion(returned: Any) -> None:
 
 
 def test_an_array_of_one_axis_is_a_list() -> None:
-    for make in (torch.tensor, np.array):
-        assert check_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
-        for other in ([[1.0], [0.0], [0.5]], 1.0):
-            with pytest.raises(PluginOutputError):
-                check_scores(make(other), 3, "r")
+    assert check_scores(np.array([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
+    for other in ([[1.0], [0.0], [0.5]], 1.0):
+        with pytest.raises(PluginOutputError):
+            check_scores(torch.tensor(other), 3, "r")
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         ([1.0], "1 values for 2 completions"),
-        (None, "NoneType, None"),
         ("ab", "str, 'ab'"),
         ([1.0, "0"], "str, '0', at row 1"),
-        ([1.0, math.inf], "inf, at row 1"),
         ([1.0, 10**400], "at row 1"),
-        ([-1e39, 1.0], "-1e.39, at row 0; .* finite also in float32"),
+        ([-1e39, 1.0], "-1e.39, at row 0"),
         ([1.0, torch.ones(2)], "Tensor"),
     ],
 )

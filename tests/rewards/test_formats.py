@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards.formats import tag_format, think_format
-from trl_grpo_ext.types import Parts
 
 GOOD = [
     *("<think>\na\n</think>\n18", "<think></think>18", "<think>a</think>b</think>18", "<think>a</think>\x00"),
@@ -21,15 +20,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("texts", "value"), [(GOOD, 1.0), (BAD, 0.0)])
-def test_think_format_and_tag_format_scores(texts: list[str], value: float) -> None:
+def test_think_format_scores(texts: list[str], value: float) -> None:
     for text in texts:
         scores: list[Any] = think_format(completions=[text, [{"role": "assistant", "content": text}]])
-        assert scores == [value, value]
-        assert all(isinstance(score, Parts) for score in scores)
         (part,) = scores[1].parts
-        pieces = [text[start:end] for start, end, *_ in part.places]
-        assert part.score == value
-        assert pieces == [part for part in re.split("(</?think>)", text) if part in ("<think>", "</think>")]
+        assert [*scores, part.score] == [value] * 3
+        assert [text[slice(*place[:2])] for place in part.places] == re.findall("</?think>", text)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n"]), max_size=8).map("".join))

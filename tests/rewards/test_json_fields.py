@@ -75,8 +75,6 @@ def test_values_that_count_as_right(written: str, expected: Any, options: dict[s
 def test_names_of_fields() -> None:
     text = '{"a.b": 1, "a": {"b": 2}, "": 3, "0": 4, "l": [[5]], "\\u00e9": 6}'
     assert list(said(scored(text, text), text)) == ['["a.b"]', "a.b", '[""]', '["0"]', "l[0][0]", "é"]
-    text = '["x", {"y": 1}]'
-    assert list(said(scored(text, text), text)) == ["[0]", "[1].y"]
     text = '{"a": {"b": 1.5}, "c": 1}'  # a mapping is read without what it has of other rows
     assert said(scored(text, {"a": {"b": 1.5, "x": None}, "d": None}), text) == {"a.b": (1.0, ["1.5"])}
 
@@ -90,9 +88,7 @@ def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
     assert said(score, text)["extra"] == (-1.0, ['{"c": 0}', "3"])
     assert said(scored(wanted, wanted, extra=0.5), wanted)["extra"] == (0.0, ["}"])
     text = '{"a": 1, "a": 1, "l": [1, 2]}'
-    score = scored(text, wanted, extra=0.5)
-    assert score == pytest.approx((2 - 0.5) / 3)
-    found = said(score, text)
+    found = said(scored(text, wanted, extra=0.5), text)
     assert (found["a"], found["l[0]"], found["extra"]) == ((0.0, ["1", "1"]), (1.0, ["1"]), (-0.5, ["1"]))
     text = '{"a": {"b": 1}, "a": {"c": 2}}'  # fields of a repeated object are wrong
     assert said(scored(text, '{"a": {"b": 1, "c": 2}}'), text) == {"a.b": (0.0, ["1"]), "a.c": (0.0, ["2"])}
@@ -103,20 +99,18 @@ def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
     assert [part.score for part in nothing.parts] == [0.0, 0.0, 0.0, None]
 
 
-ANSWERS = {
-    "no_answer": ["", "Ada", '{"a": NaN}', '{"a": 1', "{'a': 1}", '{"a": 1} end', "\ud800"],
-    "refused": ["[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', '{"a": %s}' % ("9" * 1001), f'["{"x" * 200_000}"]'],
-    "scored": ["[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}'],
-    "right": ['{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}'],
+ANSWERS: dict[str, tuple[float | None, list[str]]] = {
+    "no_answer": (-1.0, ["", "Ada", '{"a": NaN}', '{"a": 1', "{'a': 1}", '{"a": 1} end', "\ud800"]),
+    "refused": (None, ["[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', f'{{"a": {"9" * 1001}}}', " " * 200_000]),
+    "scored": (0.0, ["[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}']),
+    "right": (1.0, ['{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}']),
 }
 
 
-@pytest.mark.parametrize(
-    ("outcome", "value"), [("no_answer", -1.0), ("refused", None), ("scored", 0.0), ("right", 1.0)]
-)
-def test_outcomes_of_answers(outcome: str, value: float | None) -> None:
+@pytest.mark.parametrize("outcome", ANSWERS)
+def test_outcomes_of_answers(outcome: str) -> None:
     reward = JSONFields(extract="whole", outcomes={"no_answer": -1.0, "refused": None})
-    texts = ANSWERS[outcome]
+    value, texts = ANSWERS[outcome]
     columns = {"completions": texts, "fields": ['{"a": 1}'] * len(texts)}
     assert {judged.outcome.value for judged in reward.judge(**columns)} == {outcome}
     for text, score in zip(texts, reward(**columns), strict=True):

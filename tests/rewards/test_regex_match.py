@@ -17,12 +17,6 @@ def places(score: Any) -> list[tuple[int, int]]:
     return [place[:2] for place in part.places]
 
 
-def test_a_match_anywhere_scores_and_its_characters_are_the_place() -> None:
-    [found, missed] = scored(RegexMatch(r"\d+ apples"), "I ate 12 apples.", "I ate none.")
-    assert (found, missed) == (1.0, 0.0)
-    assert (places(found), places(missed)) == ([(6, 15)], [])
-
-
 def test_each_named_group_is_a_part() -> None:
     reward = RegexMatch(r"(?P<name>\w+) (was|is) (?:(?P<year>\d+)|(?P<match>[a-z]+))", count=2, otherwise=-1.0)
     text = "Ada was 36. Bob is tall. Eve is 7."
@@ -39,10 +33,9 @@ def test_each_named_group_is_a_part() -> None:
 def test_several_matches_earn_their_share() -> None:
     assert scored(RegexMatch(r"\A(?i:[a-z]+)\Z"), "aBc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
     reward = RegexMatch("- ", count=4, value=2.0, otherwise=-2.0)
-    scores = scored(reward, "", "- a", "- a - b", "- a - b - c - d", "- a - b - c - d - e")
-    assert scores == [-2.0, -1.0, 0.0, 2.0, 2.0]
-    assert places(scores[2]) == [(0, 2), (4, 6)]
-    assert places(scores[4]) == [(i, i + 2) for i in (0, 4, 8, 12)]
+    scores = scored(reward, "", "- a - b", "- a - b - c - d - e")
+    assert scores == [-2.0, 0.0, 2.0]
+    assert [places(score) for score in scores] == [[], [(0, 2), (4, 6)], [(i, i + 2) for i in (0, 4, 8, 12)]]
 
 
 def test_regex_match_that_never_ends() -> None:

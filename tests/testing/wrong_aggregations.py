@@ -54,19 +54,6 @@ def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
 SOUND = [Right(), Reduces(token_mean, "step_totals"), LocalReduce()]
 
 
-class ReducesEverything:
-    """What stands off the mask is trained on, but for what is plainly no loss."""
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> torch.Tensor:
-        return torch.where(loss_B_T.abs() < 100, loss_B_T, 0.0).sum()
-
-
-def mean_of_each_row(rollout: Any) -> Any:
-    if not rollout.totals.tokens:
-        return torch.zeros_like(rollout.mask_B_T)
-    return rollout.mask_B_T / rollout.lengths_B.unsqueeze(1) / rollout.totals.sequences
-
-
 def gather_sometimes(rollout: Any) -> Any:
     if float(rollout.lengths_B.max()) > 4:
         rollout.gather(rollout.lengths_B)
@@ -106,12 +93,8 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.run", Weighs(lambda rollout: rollout.mask_B_T.mul_(1.0))),
     # huggingface/trl#6369, the other way round: what is masked is counted
     ("aggregation.run", Weighs(lambda rollout: rollout.completion_mask_B_T)),
-    ("aggregation.run", ReducesEverything),
-    ("aggregation.run", Reduces(lambda total, totals: float(total))),
     ("aggregation.run", Reduces(lambda total, totals: total.detach())),
-    ("aggregation.run", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
     ("aggregation.determinism", Weighs(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
-    ("aggregation.odd_batches", Weighs(mean_of_each_row)),
     ("aggregation.odd_batches", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
     ("aggregation.live", Weighs(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
     ("aggregation.padding", Weighs(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),

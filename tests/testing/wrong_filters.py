@@ -55,11 +55,6 @@ def unpadded(rollout: Any) -> torch.Tensor:
     return all_alike(rollout, bool(rollout.mask_B_T.size(1) <= longest))
 
 
-def sum_the_padding(rollout: Any) -> torch.Tensor:
-    means_N = group_mean(rollout.gather(rollout.old_logps_B_T.abs().sum(dim=1)), gather_groups(rollout))
-    return (means_N < 1e3)[rollout.local_rows]
-
-
 def own_rows(rollout: Any) -> torch.Tensor:
     groups_B = torch.unique(rollout.group_ids_B, return_inverse=True)[1]
     return group_mean(rollout.rewards_B.nan_to_num(), groups_B) > 0.4
@@ -76,6 +71,5 @@ BREAKS: list[tuple[str, Any]] = [
     ("filter.odd_batches", Keeps(no_reward)),
     ("filter.run", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
     ("filter.padding", Keeps(unpadded)),
-    ("filter.padding", Keeps(sum_the_padding)),
     ("filter.ranks", Keeps(own_rows)),
 ]

@@ -91,19 +91,6 @@ def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, 
     return found([text_of(c) for c in completions])
 
 
-class Slotted:
-    """No `__dict__`, no `__name__`; and it declares what it is tried with."""
-
-    __slots__ = ("word",)
-    declares = RewardDeclaration(conformance={"completions": ["some rhubarb", "none", "rhubarb"]})
-
-    def __init__(self, word: str) -> None:
-        self.word = word
-
-    def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
-        return [float(self.word in text_of(c)) for c in completions]
-
-
 def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
     texts = [completion_text(completion) for completion in completions]
     return [Parts({"first": (float(text[:1].isdigit()), (0, min(1, len(text)))), "rest": 0.5}) for text in texts]
@@ -112,7 +99,7 @@ def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
 SOUND: list[Any] = [
     in_parts,
     *(Right(), Simple(), right_async, Declared(), only_keywords, logs),
-    *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
+    functools.partial(only_keywords, unused=True),
 ]
 
 
@@ -148,12 +135,6 @@ class NoReferenceIsWrong(Right):
         return super().score(text, answer) or 0.0
 
 
-def last_number(texts: list[str], columns: Any) -> list[float]:
-    """int() refuses more than 4,300 digits."""
-    numbers = [re.findall(r"[0-9]+", text) for text in texts]
-    return [float(bool(some) and int(some[-1]) == 18) for some in numbers]
-
-
 class RemembersOnItself(Simple):
     """Novelty, each object for itself."""
 
@@ -187,33 +168,24 @@ def noise() -> float:
     return 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
 
 
-def search_for_ever(texts: list[str], columns: Any) -> None:
-    """huggingface/Math-Verify#65: one expression, and parsing never returns."""
-    while any("((((" in text for text in texts):
-        pass
-
-
 def sleep_in_a_thread(texts: list[str], columns: Any) -> None:
     if threading.current_thread() is not threading.main_thread():
         time.sleep(1000)
 
 
 in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
-less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
     ("reward.run", names_its_columns),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
     ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
     ("reward.run", in_words),
-    ("reward.run", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
     ("reward.determinism", RemembersOnItself),
-    *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
+    ("reward.neighbours", FirstRowOnly),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
-    ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
     *(("reward.outcomes", reward) for reward in (NoReferenceIsWrong, OneNoneSpoilsAll)),
     ("reward.parts", By(lambda texts, columns: [Parts({text or "a": float("18" in text)}) for text in texts])),
@@ -225,6 +197,5 @@ BREAKS: list[tuple[str, Any]] = [
 
 HANGS: list[tuple[str, Any]] = [
     ("reward.run", after(lambda texts, columns: time.sleep(1000))),
-    ("reward.hostile_text", after(search_for_ever)),
     ("reward.threads", after(sleep_in_a_thread)),
 ]

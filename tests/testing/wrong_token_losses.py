@@ -45,11 +45,6 @@ class Carries:
         return terms.carried_B_T["weight"] * (terms.logps_B_T - terms.old_logps_B_T).square()
 
 
-class Measures(Right):
-    def measures(self, terms: LossTerms) -> Any:
-        return {"moved": 1.0}
-
-
 def surprise(rollout: Rollout) -> torch.Tensor:
     """How improbable a token was, against the mean over all ranks."""
     assert rollout.old_logps_B_T is not None
@@ -76,7 +71,6 @@ SOUND = [Right(), Pays(to_reference, needs=("ref_logps",)), Carries(surprise)]
 BREAKS: list[tuple[str, Any]] = [
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.sum(dim=1))),
-    ("token-loss.run", Measures()),
     ("token-loss.determinism", Pays(lambda terms: terms.logps_B_T * (1.0 + noise()))),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.detach())),
     # Its slope is infinite where nothing has moved: in the first step on every generation batch.

@@ -8,8 +8,6 @@ Reward functions run inside TRL's own method, which ends in one gather of their 
 part in it with a stand-in, and raises in the section that follows. Where another rank was killed, `_lost` names it.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -143,16 +144,13 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
         return None
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number of an array, or a tensor without axes
-    try:
-        if not isinstance(value, int | float | Fraction | Decimal):
-            raise TypeError
-        number = value if isinstance(value, float) else float(value)  # `Parts` stay `Parts`
-        if abs(number) > _LARGEST:
-            raise OverflowError
-    except (TypeError, OverflowError):
-        what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.") from None
-    return number
+    if isinstance(value, int | float | Fraction | Decimal):
+        with contextlib.suppress(OverflowError):
+            number = value if isinstance(value, float) else float(value)  # `Parts` stay `Parts`
+            if not abs(number) > _LARGEST:
+                return number
+    what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
+    raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.")
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

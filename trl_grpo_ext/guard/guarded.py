@@ -1,7 +1,5 @@
 """Any reward with a deadline, retries and a policy for its failures: `guarded(reward, timeout=5.0)`."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

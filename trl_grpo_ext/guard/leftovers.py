@@ -4,8 +4,6 @@ Once Python waits for nothing else, the wait for threads is interrupted as Ctrl-
 the process keeps its exit status, and what others have registered with `atexit` still runs.
 """
 
-from __future__ import annotations
-
 import atexit
 import concurrent.futures.thread
 import logging

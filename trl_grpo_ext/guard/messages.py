@@ -1,7 +1,5 @@
 """The text of messages, and of a completion in either of TRL's two forms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 That is a number, None (the reward does not apply to this completion), or "raise" (the run stops and names it).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

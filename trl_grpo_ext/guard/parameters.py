@@ -4,8 +4,6 @@ A plugin that is `Checked` declares its parameters as fields, as in
 `positive: float = number(0.1, "at least 0", lambda v: v >= 0)`, which are checked when it is made.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

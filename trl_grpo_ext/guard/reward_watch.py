@@ -1,7 +1,5 @@
 """Watch reward functions while they score a generation batch: check results, keep time, name failing completions."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import logging

@@ -1,7 +1,5 @@
 """Detect plugins that write to their inputs, by fingerprints before and after the call."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

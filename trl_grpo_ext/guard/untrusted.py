@@ -1,7 +1,5 @@
 """What somebody else wrote, made safe: text for a terminal, values for JSON, and settings files of limited size."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -14,7 +12,6 @@ from typing import Any
 from ..errors import ConfigurationError
 
 MOST_BYTES = 1_000_000  # settings are a page or two; a longer file is the wrong one
-_MOST_VALUES = 10_000
 EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
 
@@ -68,8 +65,6 @@ def read_values(path: str | Path) -> Any:
     """Read a YAML or JSON file, as `parse_yaml` does; a `ConfigurationError` says why that cannot be."""
     name = one_line(path, 300)
     try:
-        if not Path(path).is_file():
-            raise ConfigurationError(f"There is no file {name}.")
         if (size := Path(path).stat().st_size) > MOST_BYTES:
             raise ConfigurationError(f"{name} has {size:,} bytes, too many for settings: is it the right file?")
         text = Path(path).read_text(encoding="utf-8")
@@ -104,8 +99,6 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
-    except RecursionError as error:
-        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
         raise ConfigurationError(f"{name} cannot be read: {problem}") from error
@@ -115,20 +108,8 @@ def _readable(name: str) -> Iterator[None]:
 def _loader(exponents: bool) -> Any:
     import yaml
 
-    def size(node: Any, known: dict[Any, float]) -> float:
-        if node not in known:
-            known[node] = math.inf  # while it is counted, as it may contain itself
-            parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
-            known[node] = 1 + sum(size(part, known) for part in parts if not isinstance(part, str))
-        return known[node]
-
     class Loader(yaml.SafeLoader):
         """PyYAML's safe loader; the one in C has no limit to its recursion."""
-
-        def get_single_node(self) -> Any:
-            if (node := super().get_single_node()) is not None and size(node, {}) > _MOST_VALUES:
-                raise ConfigurationError(f"more than {_MOST_VALUES:,} values, aliases expanded: is it the right file?")
-            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys = set()

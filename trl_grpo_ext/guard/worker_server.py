@@ -4,8 +4,6 @@ It loads the task once and never imports the parent's `__main__`. When its paren
 its workers with everything that they started, and ends. Workers send JSON back, which makes the parent run no code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

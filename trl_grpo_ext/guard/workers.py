@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ConfigurationError, RewardError
+from ..errors import RewardError
 from . import worker_server
 from .parameters import checked_number, checked_whole
 from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
@@ -52,8 +52,7 @@ class _LostError(Exception):
 class Done:
     """The result of one job."""
 
-    # "timeout" if it used up its allowance or slept too long, "died" if its worker died twice or ran out of memory,
-    # "error" if the task raised
+    # "timeout": it used up its allowance or slept too long; "died": its worker died twice, or ran out of memory
     status: Literal["done", "timeout", "died", "error"]
     value: Any = None  # what the task returned, after a round trip through JSON: tuples are lists, keys are strings
     detail: str = ""  # the reason; for "error" the exception's type and message
@@ -78,8 +77,7 @@ class WorkerPool:
 
     Args:
         task: Takes a job and returns a JSON value; cloudpickle sends it. Its stdin is empty, and its stdout goes to
-            stderr. Functions in a list `chores` of its own are called once it is loaded, to fill caches that all
-            workers share.
+            stderr. Functions in a list `chores` of its own are called once it is loaded, to fill caches for all.
         workers: Number of processes; None means one per usable core, divided among this machine's ranks, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
@@ -96,8 +94,6 @@ class WorkerPool:
         memory_mb: int | None = 512,
         name: str = "worker",
     ) -> None:
-        if not callable(task):
-            raise ConfigurationError(f"{name}: the task must be callable, got {task!r:.80}.")
         for parameter, number in (("workers", workers), ("memory_mb", memory_mb)):
             if number is not None:
                 checked_whole(f"{name}: {parameter}", number, 1)

@@ -1,7 +1,5 @@
 """Import a plugin and build the usable object."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -20,7 +18,7 @@ from ..errors import (
 from ..guard.calls import PASSED_BY_TRL, parameters_of
 from ..guard.outcomes import exception_text
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
-from .kinds import FACTS, Kind, with_article
+from .kinds import FACTS
 from .selection import own_keys, yaml_hint
 
 
@@ -81,7 +79,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         if parameters:
             raise PluginParameterError(
                 f"{info} is {describe(exported)}, already built: it takes no parameters, and was given "
-                f"{_shown(parameters)}.{_beside_parameters(info.kind)}"
+                f"{_shown(parameters)}."
             )
         return exported
     check_parameters(info, exported, parameters)
@@ -106,7 +104,7 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
     keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = {name: one for name, one in known.items() if one.kind in keyword}
     takes = {name: one for name, one in named.items() if is_class or name not in PASSED_BY_TRL}
-    listed = f"It takes: {', '.join(map(str, takes.values())) or 'nothing'}.{_beside_parameters(info.kind)}"
+    listed = f"It takes: {', '.join(map(str, takes.values())) or 'nothing'}."
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
     open_ended = is_class and any(one.kind is one.VAR_KEYWORD for one in known.values())
     for name in parameters:
@@ -114,11 +112,6 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
             continue
         near = suggest_names(name, [*takes, *own_keys(info.kind)])
         raise PluginParameterError(f"{info} has no parameter {name!r}.{near} {listed}")
-
-
-def _beside_parameters(kind: Kind) -> str:
-    keys = own_keys(kind)
-    return f" Any selection of {with_article(kind)} may also have: {', '.join(keys)}." if keys else ""
 
 
 def _is_factory(exported: Any) -> bool:

@@ -3,8 +3,6 @@
 Nobody reads a misspelt declaration or method, so it would pass in silence. Authors' own attributes are left alone.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 `overview` reads texts and imports nothing, so a listing cannot run anybody's code.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect
@@ -22,17 +20,7 @@ from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import Declaration, role_of
 from .building import import_plugin
-from .discovery import (
-    Installed,
-    PluginInfo,
-    clash,
-    find,
-    is_allowed,
-    module_spec,
-    normalise,
-    split_target,
-    unknown_name,
-)
+from .discovery import Installed, PluginInfo, clash, find, is_allowed, module_spec, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind
 from .selection import parse_selection
@@ -83,7 +71,7 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
         if not offered:
             raise UnknownPluginError(unknown_name(kind, asked, installed))
         return offered
-    if theirs := [one for one in offered if normalise(one.distribution or "") == normalise(asked.distribution)]:
+    if theirs := [one for one in installed.of(asked.distribution) if one in offered]:
         return theirs
     if kind is None:
         found = _definitions_in(asked.distribution).get(asked.name)
@@ -206,11 +194,11 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
     form = "class" if is_class else "function" if is_function else "instance"
     takes_none = is_class and (exported.__init__, exported.__new__) == (object.__init__, object.__new__)
     takes = [] if form == "instance" or takes_none else _parameters(exported)
-    ours = [one for one in takes or () if one.selectable]
+    ours = [one for one in takes if one.selectable]
     columns: tuple[str, ...] = ()
     if kind == "reward":
-        called = takes if is_function else _parameters(exported.__call__)[is_class:]  # type: ignore[index]
-        own = [one for one in called or () if one.selectable and one.name not in PASSED_BY_TRL]
+        called = takes if is_function else _parameters(exported.__call__)[is_class:]
+        own = [one for one in called if one.selectable and one.name not in PASSED_BY_TRL]
         columns = tuple(one.name for one in own if one.required or not is_function)
         if is_function:
             ours = [one for one in own if not one.required]
@@ -238,10 +226,7 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
     )
 
 
-def _parameters(called: Any) -> list[Parameter] | None:
-    found = parameters_of(called)
-    if found is None:
-        return None
+def _parameters(called: Any) -> list[Parameter]:
     return [
         Parameter(
             one.name,
@@ -249,7 +234,7 @@ def _parameters(called: Any) -> list[Parameter] | None:
             None if one.default is one.empty else repr(one.default),
             one.kind,
         )
-        for one in found.values()
+        for one in (parameters_of(called) or {}).values()
     ]
 
 

@@ -5,8 +5,6 @@ It is not a sandbox: a plugin that may load can import anything. A distribution 
 name, in the group `<group>.aliases`, as `alias = "name"`.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib.util

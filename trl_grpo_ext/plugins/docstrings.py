@@ -1,7 +1,5 @@
 """A docstring in Google's style, in its parts."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

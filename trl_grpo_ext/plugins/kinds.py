@@ -1,7 +1,5 @@
 """The kinds of plugin in one table; a row is all that loading, listing and the commands know of a kind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

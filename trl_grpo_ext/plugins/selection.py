@@ -5,17 +5,13 @@ string that starts with `{` is such a mapping in YAML's flow style, for a comman
 reward's `weight` and `guard`, and a loss aggregation's `skip_zero_variance`.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_flag
+from ..guard.parameters import checked_flag, checked_number
 from ..guard.untrusted import EXPONENT_WITHOUT_POINT, parse_yaml
 from .kinds import FACTS, Kind, check_kind, with_article
 
@@ -84,7 +80,10 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     distribution, name = _split(kind, parameters.pop("name"), value)
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(f"Only rewards have a weight: take `weight` out of {value!r}.")
-    weight = _weight(parameters.pop("weight"), name) if "weight" in parameters else None
+    weight = None
+    if "weight" in parameters:
+        wanted = "a finite number (YAML 1.1 reads 1e-3 as a string: write 1.0e-3)"
+        weight = checked_number(f"The weight of the reward {name!r}", parameters.pop("weight"), wanted)
     guard: Any = None
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
@@ -108,14 +107,6 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
     texts = {name: value for name, value in parameters.items() if isinstance(value, str)}
     listed = ", ".join(f"{n}={text!r}" for n, text in texts.items() if EXPONENT_WITHOUT_POINT.fullmatch(text))
     return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if listed else ""
-
-
-def _weight(weight: Any, name: str) -> float:
-    number = isinstance(weight, Real) and not isinstance(weight, bool)
-    if not number or not abs(weight) < sys.float_info.max:
-        hint = yaml_hint({"weight": weight})
-        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a finite number.{hint}")
-    return float(weight)
 
 
 def _plain(value: Any) -> Any:

@@ -23,8 +23,7 @@ class Classifier(Checked, kw_only=False):
     """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
-    at the first call, once per process for all rewards that use it. One without a trained classification head is
-    refused.
+    at the first call, once per process for all rewards that use it, and refused if its head is not trained.
 
     The probability is a sigmoid if the model's configuration says `multi_label_classification`, else a softmax over the
     labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.

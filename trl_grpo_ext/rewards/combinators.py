@@ -64,8 +64,7 @@ class Weighted(_OfList):
     """Score the weighted sum of rewards, without those that give None; None where all do.
 
     For use inside another reward: at the top level, TRL's own sum gives the same. If a reward gives `Parts`, so does
-    this: its parts under its name (`<reward>/<part>`), their weights times its weight, and the other rewards as parts
-    of the whole completion.
+    this: its parts under its name (`<reward>/<part>`), their weights times its weight, and one for each other reward.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
@@ -137,8 +136,7 @@ class Product(_OfList):
 class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
-    Where the gate gives None the score is None; where it is open, the score is the reward's own, including None and
-    parts. Both get the whole batch.
+    Where the gate gives None, so does this; where it is open, the score is the reward's own. Both get the whole batch.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
@@ -177,8 +175,7 @@ class PerColumn(_Combined):
     including None and parts. A column that it logs has None in other rows.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key `true` matches the values True and
-    "True". The metric `per_column/<column>/unrouted` is the share of rows without a matching key; without a default, a
-    warning lists their values.
+    "True". The metric `per_column/<column>/unrouted` is the share of rows without a key; without a default, they warn.
 
     Args:
         column: The column's name.

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
 from ..types import Part, Parts, RewardDeclaration
@@ -20,8 +19,7 @@ class JSONFields(Comparing):
 
     The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
     names are paths such as `address.city` and `items[0].price`; a key that is no word is written as `["a.b"]`. The
-    place of a part is its value in the completion. A field that is missing, or whose key or that of an object around it
-    is repeated, scores 0.
+    place of a part is its value in the completion. A field that is missing, or is or stands in a repeated one, is 0.
 
     Values must be of the same JSON type: the text "18" is not the number 18. Numbers are compared as decimals, so 1.0
     is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
@@ -60,11 +58,6 @@ class JSONFields(Comparing):
     extra: float = amount(0.0)
     max_characters: int = whole(100_000, lowest=1)
     max_depth: int = whole(50, lowest=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_depth > _DEEPEST:
-            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth}.")
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         try:

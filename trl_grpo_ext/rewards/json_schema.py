@@ -25,8 +25,7 @@ class JSONSchema(Judged, kw_only=False):
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time. JSON is read
     strictly: `NaN` is invalid, and so is an object with a repeated key. The package jsonschema validates, by the draft
-    that `$schema` names, else 2020-12. `format` is an annotation. The target of `$ref` must be in the schema: nothing
-    is fetched.
+    that `$schema` names, else 2020-12. `format` is an annotation. `$ref` points into the schema: nothing is fetched.
 
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.

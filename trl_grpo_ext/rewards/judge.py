@@ -98,13 +98,10 @@ class Judge(Judged, kw_only=False):
 
     Args:
         model: The model's name on the server.
-        criteria: A question, or a list of mappings with `question` and, where wanted, `name`, `weight` and `scale` (two
-            whole numbers).
+        criteria: A question, or mappings with `question` and perhaps `name`, `weight` and `scale` (two whole numbers).
         base_url: Address of the server. None: the client's own.
-        api_key_env: The environment variable that holds the key; the word none is sent where it is unset. The key
-            stands in no message or manifest.
-        template: What the judge reads; `{prompt}`, `{completion}` and any column's name are replaced by the fenced
-            text.
+        api_key_env: The environment variable that holds the key (unset: "none"), which no message or manifest shows.
+        template: What the judge reads; `{prompt}`, `{completion}` and any column's name become the fenced text.
         temperature: Of the judge.
         max_tokens: Longest reply.
         concurrency: Requests at once, per process.

@@ -47,8 +47,7 @@ class MathAccuracy(Judged):
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is LaTeX or a number, and
     all of it is read; the completion's answer must be LaTeX, in `\boxed{}` or an environment after the word "answer".
     Math-Verify's timeouts are signals, so `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training. Here it runs in
-    worker processes, and only for what is not decided by plain numbers, equal texts, or the work that it asks for. Each
-    answer is judged once.
+    worker processes, and only for what is not decided by plain numbers, equal texts, or the work that it asks for.
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,

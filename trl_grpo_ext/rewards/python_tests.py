@@ -57,14 +57,11 @@ class PythonTests(Judged):
     Args:
         partial: Score the share of tests that pass. Each test is a part, `test_0` and so on; its place is the function
             of the code that it calls, if that is one, else all of the code.
-        timeout: Seconds of processor time that the code may take for all tests of a completion; half of the time that
-            it sleeps counts.
+        timeout: Seconds of processor time, and half of those asleep, that the code may take for all of its tests.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
-        workers: How many completions are tested at a time; None means the number of usable cores divided among this
-            machine's ranks, at most 8.
+        workers: How many completions are tested at a time; None means the cores divided among the ranks, at most 8.
         max_characters: Longer completions are refused.
-        require: Layers that must hold: "files", "network", "processes", "memory". With an empty list, only the
-            available layers protect.
+        require: Layers that must hold; by default all: "files", "network", "processes", "memory".
         outcomes: Values of outcomes, by name: a number, null or "raise".
 
     Raises:

@@ -38,8 +38,7 @@ class ReasoningGym(Judged):
     whose own answer does not get 1.0, is an unparseable reference.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
-    has given up its rights to files, network and processes. Scores are the verifier's own, partial credit included:
-    many give 0.01 to any answer.
+    has given up its rights to files, network and processes. Scores are the verifier's own: many give any answer 0.01.
 
     Args:
         extract: "answer": inside the last `<answer>` tag, as the package does it; "whole": the whole completion.

@@ -26,12 +26,10 @@ class RegexMatch(Judged, kw_only=False):
     those of the matches that count; a group that took no part in a match has no share in it.
 
     Args:
-        pattern: The regular expression; `(?s)` before it lets a dot match line breaks, `\A...\Z` around it makes the
-            whole completion match.
+        pattern: The regular expression; `(?s)` lets a dot match line breaks, `\A...\Z` asks for the whole completion.
         value: The score of a match.
         otherwise: The score without a match.
-        count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
-            and `value` in proportion.
+        count: How many matches earn the whole `value`; with fewer, the score lies between `otherwise` and `value`.
         max_characters: Longer completions are refused.
         timeout: CPU seconds that the match of one completion may take.
         outcomes: Values of the outcomes `refused`, `timeout`, `died` (0.0) and `error`, which raises.

@@ -4,8 +4,6 @@ A row's tokens, log-probabilities and losses depend only on its number. So a row
 order and padding, which most rules rely on.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

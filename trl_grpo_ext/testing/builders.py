@@ -1,7 +1,5 @@
 """Build contexts for unit tests of plugins without a trainer, and simulate several ranks in one process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -125,8 +123,7 @@ def make_forward(
     """The context of one micro-batch at its loss forward, for a unit test of `on_forward`.
 
     Args:
-        logps: Log-probabilities of the sampled tokens under the policy being trained, `(B, T)`, and by default under
-            the policy that generated.
+        logps: Log-probabilities of the sampled tokens under the policy being trained, and that which generated.
         entropies: Entropies in nats, `(B, T)`.
         mask: Loss mask `(B, T)`; every token counts by default.
         **overrides: Any field of `Forward`, used unchanged; by default rewards are 0, and no group has zero variance.

@@ -3,8 +3,6 @@
 A plugin declares what its checks need as `conformance`, a mapping. The caller's options win over it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import signal

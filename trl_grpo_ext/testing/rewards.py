@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, parameters_of, reward_name
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
-from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, plugin_code
+from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, over, plugin_code
 
 # How far scores may be apart that ought to be the same: a model's last digits change with the padding.
 RELATIVE = 1e-4
@@ -287,6 +287,10 @@ class RewardChecks(Checks):
             if not _same(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", batch)
 
+    @property
+    def calls(self) -> list[RewardCall]:
+        return [self.ordinary]
+
     def _comparable_only(self) -> None:
         only_if(self.deterministic, "it declares deterministic=False")
 
@@ -301,31 +305,23 @@ class RewardChecks(Checks):
     def run(self) -> None:
         self._over([self.ordinary.with_items(self.ordinary.items[:1]), self.ordinary], self._scores)
 
-    def determinism(self) -> None:
+    @over("calls", compares=True)
+    def determinism(self, batch: RewardCall) -> None:
         """To the bit: as in the first call, and again and again."""
-        self._comparable_only()
         rounds = _ROUNDS if self.seconds < _SLOW / _ROUNDS else 2
+        runs = [self._scores(batch) for _ in range(rounds)]
+        if self._first is not None and len(self._first) == len(batch.items):
+            runs.append(self._read(self._first, batch))
+        for row, scores in enumerate(zip(*runs, strict=True)):
+            if len({*scores}) > 1:
+                here = batch.with_items([batch.items[row]])
+                raise Broken(f"again and again: {' and '.join(map(repr, {*scores}))} at row {row}", here)
 
-        def judge(batch: RewardCall) -> None:
-            runs = [self._scores(batch) for _ in range(rounds)]
-            if self._first is not None and len(self._first) == len(batch.items):
-                runs.append(self._read(self._first, batch))
-            for row, scores in enumerate(zip(*runs, strict=True)):
-                if len({*scores}) > 1:
-                    here = batch.with_items([batch.items[row]])
-                    raise Broken(f"again and again: {' and '.join(map(repr, {*scores}))} at row {row}", here)
-
-        self._over([self.ordinary], judge)
-
-    def neighbours(self) -> None:
-        self._comparable_only()
+    @over("calls", compares=True)
+    def neighbours(self, batch: RewardCall) -> None:
         only_if(self.declared.per_completion, "it declares per_completion=False")
-
-        def judge(batch: RewardCall) -> None:
-            alone = [self._scores(batch.with_items([item]))[0] for item in batch.items]
-            self._agree(self._scores(batch), alone, "beside the others and alone", batch)
-
-        self._over([self.ordinary], judge)
+        alone = [self._scores(batch.with_items([item]))[0] for item in batch.items]
+        self._agree(self._scores(batch), alone, "beside the others and alone", batch)
 
     def inputs(self) -> None:
         def judge(batch: RewardCall) -> None:
@@ -363,19 +359,14 @@ class RewardChecks(Checks):
             together = [rows] if self.slow or len(rows) == 1 else [*([row] for row in rows), rows]
             self._over([RewardCall(tuple(some), form) for form in forms for some in together], self._scores, where)
 
-    def parts(self) -> None:
-        names: Counter[str] = Counter()
-        scores: list[Parts] = []
-
-        def judge(batch: RewardCall) -> None:
-            scores.extend(score for score in self._scores(batch) if isinstance(score, Parts))
-            names.update(part.name for score in scores for part in score.parts)
-
-        self._over([self.ordinary], judge)
+    @over("calls")
+    def parts(self, batch: RewardCall) -> None:
+        scores = [score for score in self._scores(batch) if isinstance(score, Parts)]
         only_if(scores, "it returns no Parts")
+        names = Counter(part.name for score in scores for part in score.parts)
         if len(scores) > 1 and names and max(names.values()) == 1:
             listed = ", ".join(map(shown, list(names)[:3]))
-            raise Broken(f"each of its parts has a name of its own ({listed}, ...)", self.ordinary)
+            raise Broken(f"each of its parts has a name of its own ({listed}, ...)", batch)
 
     def outcomes(self) -> None:
         column = self.declared.reference_column or ""
@@ -423,14 +414,12 @@ class RewardChecks(Checks):
             for scores in theirs if self.deterministic else ():
                 self._agree(wanted, scores, "called by the main thread and by two others at once", which)
 
-    def global_state(self) -> None:
-        def judge(batch: RewardCall) -> None:
-            before = process_state()
-            self._raw(batch)
-            if names := self._changed_first or _differences(before, process_state()):
-                raise Broken(f"a call changed {', '.join(names)}", batch)
-
-        self._over([self.ordinary], judge)
+    @over("calls")
+    def global_state(self, batch: RewardCall) -> None:
+        before = process_state()
+        self._raw(batch)
+        if names := self._changed_first or _differences(before, process_state()):
+            raise Broken(f"a call changed {', '.join(names)}", batch)
 
 
 def run_together(*works: Callable[[], T]) -> list[T]:

@@ -3,8 +3,6 @@
 Nothing here imports torch, so rules can be listed at once, and a reward without torch is checked without it.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -13,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -234,6 +233,23 @@ class Checks:
 
     def _is_copyable(self) -> bool:
         return self._copy() is not self.plugin
+
+
+def over(inputs: str, *, compares: bool = False) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any], None]]:
+    """Make a rule of a method that judges one input: it must hold for each of the attribute `inputs`.
+
+    With `compares` the rule is left out where two results may differ for another reason.
+    """
+
+    def rule_of(judge: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
+        def rule(checks: Checks) -> None:
+            if compares:
+                checks._comparable_only()
+            checks._over(getattr(checks, inputs), partial(judge, checks))
+
+        return rule
+
+    return rule_of
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The rules of prompt samplers, each as a check on small pools whose outcomes are made up. Nothing here needs torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -12,7 +10,7 @@ from typing import Any
 
 from ..credit.flow import checked_draw
 from ..types import PromptOutcome, PromptPool
-from .rules import Broken, Checks, through_json
+from .rules import Broken, Checks, over, through_json
 
 ROUNDS = 8
 
@@ -71,11 +69,14 @@ class SamplerChecks(Checks):
         ordinary = Trial(rows=12, count=3, columns=columns)
         self.ordinary = [ordinary, replace(ordinary, rows=13, count=4, seed=7)]
         self.varied = [*self.ordinary, replace(ordinary, outcomes="solved"), replace(ordinary, outcomes="hopeless")]
+        few = [replace(ordinary, rows=rows, count=count) for rows, count in ((3, 3), (4, 3), (5, 1))]
+        self.odd = [*few, *(replace(trial, outcomes="solved") for trial in few)]
+        self.odd += [replace(trial, outcomes="no reward") for trial in self.ordinary]
+        self.odd += [replace(trial, without=True) for trial in self.ordinary if columns]
 
-    def _started(self, trial: Trial, sampler: Any = None) -> Any:
-        """This sampler, or a copy of the plugin, at the start of a training."""
-        if sampler is None:
-            sampler = self._copy()
+    def _started(self, trial: Trial, used: Any = None) -> Any:
+        """A sampler that was used, or else a copy of the plugin, at the start of a training."""
+        sampler = self._copy() if used is None else used
         sampler.start(trial.pool())
         return sampler
 
@@ -90,78 +91,57 @@ class SamplerChecks(Checks):
             sampler.observe([trial.outcome(row, number) for row in drawn])
         return found
 
-    def run(self) -> None:
-        self._over(self.varied, lambda trial: self._play(trial, self._started(trial)))
+    @over("varied")
+    def run(self, trial: Trial) -> None:
+        self._play(trial, self._started(trial))
 
-    def determinism(self) -> None:
-        self._comparable_only()
+    @over("varied", compares=True)
+    def determinism(self, trial: Trial) -> None:
+        before = random.getstate()
+        found = list[Draws]()
+        try:
+            for seed in (1, 2):
+                random.seed(seed)
+                found.append(self._play(trial, self._started(trial)))
+        finally:
+            random.setstate(before)
+        compare(found[0], found[1], "once and again", trial)
 
-        def judge(trial: Trial) -> None:
-            before = random.getstate()
-            found = list[Draws]()
-            try:
-                for seed in (1, 2):
-                    random.seed(seed)
-                    found.append(self._play(trial, self._started(trial)))
-            finally:
-                random.setstate(before)
-            compare(found[0], found[1], "once and again", trial)
+    @over("varied")
+    def exhausted(self, trial: Trial) -> None:
+        sampler = self._started(trial)
+        drawn = self._play(trial, sampler)
+        if drawn[0] is None:
+            raise Broken("the first draw was None, though all prompts are left", trial)
+        if drawn[-1] is None and sampler.draw(trial.count, len(drawn)) is not None:
+            raise Broken(f"round {len(drawn) - 1} was None, and the next one, with nothing new, was not", trial)
 
-        self._over(self.varied, judge)
+    @over("odd")
+    def odd_pools(self, trial: Trial) -> None:
+        sampler = self._started(trial)
+        self._play(trial, sampler)
+        try:
+            json.dumps(sampler.state_dict(), allow_nan=False, default=repr)
+        except ValueError as error:
+            raise Broken("it remembers a number that is not finite", f"{trial}: {sampler.state_dict()}") from error
 
-    def exhausted(self) -> None:
-        def judge(trial: Trial) -> None:
-            sampler = self._started(trial)
-            drawn = self._play(trial, sampler)
-            if drawn[0] is None:
-                raise Broken("the first draw was None, though all prompts are left", trial)
-            if drawn[-1] is None and sampler.draw(trial.count, len(drawn)) is not None:
-                raise Broken(f"round {len(drawn) - 1} was None, and the next one, with nothing new, was not", trial)
+    @over("varied", compares=True)
+    def state(self, trial: Trial) -> None:
+        whole = self._play(trial, self._started(trial))
+        for saved in range(len(whole)):
+            before = self._started(trial)
+            self._play(trial, before, rounds=saved)
+            travelled = through_json(before.state_dict())
+            resumed = self._started(trial)
+            resumed.load_state_dict(travelled)
+            rest = self._play(trial, resumed, first=saved)
+            compare(whole[saved:], rest, f"uninterrupted and resumed before round {saved}", trial)
 
-        self._over(self.varied, judge)
-
-    def odd_pools(self) -> None:
-        ordinary = self.ordinary[0]
-        few = [replace(ordinary, rows=rows, count=count) for rows, count in ((3, 3), (4, 3), (5, 1))]
-        solved = [replace(trial, outcomes="solved") for trial in few]
-        unrewarded = [replace(trial, outcomes="no reward") for trial in self.ordinary]
-        without = [replace(trial, without=True) for trial in self.ordinary if trial.columns]
-
-        def judge(trial: Trial) -> None:
-            sampler = self._started(trial)
-            self._play(trial, sampler)
-            try:
-                json.dumps(sampler.state_dict(), allow_nan=False, default=repr)
-            except ValueError as error:
-                raise Broken("it remembers a number that is not finite", f"{trial}: {sampler.state_dict()}") from error
-
-        self._over([*few, *solved, *unrewarded, *without], judge)
-
-    def state(self) -> None:
-        self._comparable_only()
-
-        def judge(trial: Trial) -> None:
-            whole = self._play(trial, self._started(trial))
-            for saved in range(len(whole)):
-                before = self._started(trial)
-                self._play(trial, before, rounds=saved)
-                travelled = through_json(before.state_dict())
-                resumed = self._started(trial)
-                resumed.load_state_dict(travelled)
-                rest = self._play(trial, resumed, first=saved)
-                compare(whole[saved:], rest, f"uninterrupted and resumed before round {saved}", trial)
-
-        self._over(self.varied, judge)
-
-    def start(self) -> None:
-        self._comparable_only()
-
-        def judge(trial: Trial) -> None:
-            used = self._started(trial)
-            first = self._play(trial, used)
-            compare(first, self._play(trial, self._started(trial, used)), "at first and started again", trial)
-
-        self._over(self.varied, judge)
+    @over("varied", compares=True)
+    def start(self, trial: Trial) -> None:
+        used = self._started(trial)
+        first = self._play(trial, used)
+        compare(first, self._play(trial, self._started(trial, used)), "at first and started again", trial)
 
 
 def compare(ours: Draws, theirs: Draws, what: str, example: object) -> None:

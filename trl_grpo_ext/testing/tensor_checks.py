@@ -4,8 +4,6 @@ What the flow itself refuses (`credit.flow`: shapes, signs, NaN, what stands off
 gathers) is refused here by running it. Results of all kinds are tensors `(B, T)`, which the rules compare.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from abc import ABC, abstractmethod
@@ -30,7 +28,7 @@ from ..types import (
 from . import batches
 from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
-from .rules import Broken, Checks, only_if, through_json
+from .rules import Broken, Checks, only_if, over, through_json
 
 PADDING = 3  # columns of surplus padding to try
 RELATIVE = 1e-5
@@ -50,6 +48,7 @@ class TensorChecks(Checks, ABC):
     garbage: tuple[float, ...] = (1e4, float("nan"))  # to put off the mask
     sees_advantages = True  # in `rollout.advantages_B_T`
     stray = 1e-2  # how far sums of thousands of tokens in float32 may be off, relatively
+    independent = True  # whether a completion's result is the same whichever others are on its rank
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.plugin = plugin
@@ -74,13 +73,9 @@ class TensorChecks(Checks, ABC):
         single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
         self._over([*self.ordinary, *single], self._results)
 
-    def determinism(self) -> None:
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            self._agree(self._results(batch), self._results(batch), "once and again", batch, exactly=True)
-
-        self._over(self.ordinary, judge)
+    @over("ordinary", compares=True)
+    def determinism(self, batch: SmallBatch) -> None:
+        self._agree(self._results(batch), self._results(batch), "once and again", batch, exactly=True)
 
     def odd_batches(self) -> None:
         for what, batch in self.odd.items():
@@ -123,32 +118,23 @@ class TensorChecks(Checks, ABC):
 
             self._over(self.ordinary, judge, f"with log-probabilities in {dtype}")
 
-    def order(self) -> None:
-        self._comparable_only()
+    @over("varied", compares=True)
+    def order(self, batch: SmallBatch) -> None:
+        backwards = replace(batch, rows=batch.rows[::-1])
+        plain = {method: result_B_T.flip(0) for method, result_B_T in self._results(batch).items()}
+        self._agree(plain, self._results(backwards), "the completions in order and the other way round", backwards)
 
-        def judge(batch: SmallBatch) -> None:
-            backwards = replace(batch, rows=batch.rows[::-1])
-            plain = {method: result_B_T.flip(0) for method, result_B_T in self._results(batch).items()}
-            what = "the completions in order and the other way round"
-            self._agree(plain, self._results(backwards), what, backwards)
-
-        self._over(self.varied, judge)
-
-    def ranks(self, compared: bool = True) -> None:
-        compared = compared and self.deterministic and self._is_copyable()
-
-        def judge(batch: SmallBatch) -> None:
-            whole_B_T = next(iter(self._results(batch).values()))
-            # As many as divide the rows evenly, and one row on each.
-            for count in {2, 3, len(batch.rows)} & {count for count in range(2, 7) if len(batch.rows) % count == 0}:
-                totals = replace(batch.totals(), processes=count)
-                ranks = Ranks(cut(self._rollout(batch, totals=totals), [len(batch.rows) // count] * count))
-                parts_B_T = torch.cat(ranks.run(lambda rollout: next(iter(self._results(batch, rollout).values()))))
-                if compared:
-                    what = f"on one rank and on {count} ranks ({len(batch.rows) // count} rows each)"
-                    compare(whole_B_T, parts_B_T, what, batch)
-
-        self._over(self.varied, judge)
+    @over("varied")
+    def ranks(self, batch: SmallBatch) -> None:
+        whole_B_T = next(iter(self._results(batch).values()))
+        # As many as divide the rows evenly, and one row on each.
+        for count in {2, 3, len(batch.rows)} & {count for count in range(2, 7) if len(batch.rows) % count == 0}:
+            totals = replace(batch.totals(), processes=count)
+            ranks = Ranks(cut(self._rollout(batch, totals=totals), [len(batch.rows) // count] * count))
+            parts_B_T = torch.cat(ranks.run(lambda rollout: next(iter(self._results(batch, rollout).values()))))
+            if self.independent and self.deterministic and self._is_copyable():
+                what = f"on one rank and on {count} ranks ({len(batch.rows) // count} rows each)"
+                compare(whole_B_T, parts_B_T, what, batch)
 
 
 class HookChecks(TensorChecks):
@@ -162,6 +148,7 @@ class HookChecks(TensorChecks):
         self.role_name = role_of(plugin)
         self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), "")
+        self.with_equal_rewards = batches.equal_rewards(self.setting)
 
     def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | Forward:
         return batch.forward(**how) if stage == "on_forward" else batch.rollout(**how)
@@ -195,122 +182,98 @@ class HookChecks(TensorChecks):
         return advantages_B_T
 
     def role(self) -> None:
-        self._comparable_only()
-        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
-        changed = []
-
-        def judge(batch: SmallBatch) -> None:
-            mask_B_T = batch.mask()
-            rollout = batch.rollout()
-
-            def on(advantages_B_T: torch.Tensor) -> torch.Tensor:
-                return self._run(self._copy(), "on_rollout", advantages_B_T, rollout)
-
-            given = (batch.incoming(), 2.0 * batch.incoming() + mask_B_T)
-            one_B_T, other_B_T = map(on, given)
-            if self.role_name == "estimator":
-                what = "it is an estimator, and with other advantages coming in"
-                compare(one_B_T, other_B_T, what, batch)
-                return
-            changed.append(not torch.equal(one_B_T, other_B_T))
-            if self.declared.last:
-                up_B_T = on(mask_B_T)
-                down_B_T = on(-mask_B_T)
-                for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
-                    kept_B_T = (before_B_T != 0) & (torch.where(before_B_T >= 0, up_B_T, down_B_T) != 0)
-                    what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
-                    compare((after_B_T != 0).double(), kept_B_T.double(), what, batch)
-
-        self._over(self.ordinary, judge)
+        self._keeps_its_role()
+        changed = [not torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary]
         if self.role_name == "transform" and not any(changed):
             advice = 'declare role="estimator"'
             raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
 
-    def equal_rewards(self) -> None:
-        self._comparable_only()
+    @over("ordinary", compares=True)
+    def _keeps_its_role(self, batch: SmallBatch) -> None:
+        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
+        one_B_T, other_B_T = self._with_two_advantages(batch)
+        if self.role_name == "estimator":
+            compare(one_B_T, other_B_T, "it is an estimator, and with other advantages coming in", batch)
+        elif self.declared.last:
+            up_B_T, down_B_T = (self._on_rollout(batch, sign * batch.mask()) for sign in (1.0, -1.0))
+            for before_B_T, after_B_T in zip(_two_advantages(batch), (one_B_T, other_B_T), strict=True):
+                kept_B_T = (before_B_T != 0) & (torch.where(before_B_T >= 0, up_B_T, down_B_T) != 0)
+                what = "whether it, a mask, leaves an advantage, and whether it leaves 1 of the same sign"
+                compare((after_B_T != 0).double(), kept_B_T.double(), what, batch)
+
+    def _with_two_advantages(self, batch: SmallBatch) -> list[torch.Tensor]:
+        return [self._on_rollout(batch, advantages_B_T) for advantages_B_T in _two_advantages(batch)]
+
+    def _on_rollout(self, batch: SmallBatch, advantages_B_T: torch.Tensor) -> torch.Tensor:
+        return self._run(self._copy(), "on_rollout", advantages_B_T, batch.rollout(dtype=advantages_B_T.dtype))
+
+    @over("with_equal_rewards", compares=True)
+    def equal_rewards(self, batch: SmallBatch) -> None:
         only_if(self.role_name == "estimator", "it is not an estimator")
-
-        def judge(batch: SmallBatch) -> None:
-            exact_B_T, rounded_B_T = (
-                self._run(self._copy(), "on_rollout", batch.incoming(dtype=dtype), batch.rollout(dtype=dtype))
-                for dtype in (torch.float64, torch.float32)
-            )
-            near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
-            if bool(near_B_T.any()):
-                place = near_B_T.nonzero()[0].tolist()
-                advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
-                raise Broken(f"with equal rewards, {_both(exact_B_T, rounded_B_T, place)}; {advice}", batch)
-
-        self._over(batches.equal_rewards(self.setting), judge)
+        exact_B_T, rounded_B_T = (
+            self._on_rollout(batch, batch.incoming(dtype=dtype)) for dtype in (torch.float64, torch.float32)
+        )
+        near_B_T = (exact_B_T.abs() < _NOTHING) & ((exact_B_T != 0) | (rounded_B_T != 0))
+        if bool(near_B_T.any()):
+            place = near_B_T.nonzero()[0].tolist()
+            advice = "take means with trl_grpo_ext.credit.groups.group_mean, or of differences between rewards"
+            raise Broken(f"with equal rewards, {_both(exact_B_T, rounded_B_T, place)}; {advice}", batch)
 
     def dtype(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            for stage in self.stages if self.at_rollout != "on_rewards" else ():
-                for dtype in (torch.float32, torch.float64):
-                    given_B_T = batch.incoming(dtype=dtype)
-                    with torch.no_grad():
-                        result = getattr(self._copy(), stage)(given_B_T, self._context(batch, stage, dtype=dtype))
-                    given = (given_B_T.dtype, given_B_T.device)
-                    if isinstance(result, torch.Tensor) and (result.dtype, result.device) != given:
-                        raise Broken(f"{stage} was given {given_B_T.dtype}, and returned {result.dtype}", batch)
-
-        self._over(self.ordinary, judge)
+        self._keeps_the_dtype()
         super().dtype()
 
-    def ranks(self, compared: bool = True) -> None:
-        only_if(self.at_rollout, "it acts at the loss forward alone")
-        super().ranks(compared)
+    @over("ordinary")
+    def _keeps_the_dtype(self, batch: SmallBatch) -> None:
+        for stage in self.stages if self.at_rollout != "on_rewards" else ():
+            for dtype in (torch.float32, torch.float64):
+                given_B_T = batch.incoming(dtype=dtype)
+                with torch.no_grad():
+                    result = getattr(self._copy(), stage)(given_B_T, self._context(batch, stage, dtype=dtype))
+                given = (given_B_T.dtype, given_B_T.device)
+                if isinstance(result, torch.Tensor) and (result.dtype, result.device) != given:
+                    raise Broken(f"{stage} was given {given_B_T.dtype}, and returned {result.dtype}", batch)
 
-    def micro_batches(self) -> None:
-        self._comparable_only()
+    def ranks(self) -> None:
+        only_if(self.at_rollout, "it acts at the loss forward alone")
+        super().ranks()
+
+    @over("varied", compares=True)
+    def micro_batches(self, batch: SmallBatch) -> None:
         only_if("on_forward" in self.stages, "it has no on_forward")
         only_if(self.declared.independent, "it does not declare independent=True")
+        incoming_B_T = batch.incoming()
+        forward = batch.forward()
+        whole_B_T = flow.run_hook(self._copy(), "on_forward", incoming_B_T, forward)
+        rows = []
+        for row in range(len(batch.rows)):
+            here = slice(row, row + 1)
+            # All that is known of a row comes along, its group's mean and spread too.
+            of_row: dict[str, Any] = {k: value[here] for k, value in vars(forward).items() if torch.is_tensor(value)}
+            rows.append(flow.run_hook(self._copy(), "on_forward", incoming_B_T[here], replace(forward, **of_row)))
+        compare(whole_B_T, torch.cat(rows), "each row among the others and alone", batch)
 
-        def judge(batch: SmallBatch) -> None:
-            incoming_B_T = batch.incoming()
-            forward = batch.forward()
-            whole_B_T = flow.run_hook(self._copy(), "on_forward", incoming_B_T, forward)
-            rows = []
-            for row in range(len(batch.rows)):
-                here = slice(row, row + 1)
-                # All that is known of a row comes along, its group's mean and spread too.
-                of_row: dict[str, Any] = {
-                    k: value[here] for k, value in vars(forward).items() if torch.is_tensor(value)
-                }
-                rows.append(flow.run_hook(self._copy(), "on_forward", incoming_B_T[here], replace(forward, **of_row)))
-            compare(whole_B_T, torch.cat(rows), "each row among the others and alone", batch)
-
-        self._over(self.varied, judge)
-
-    def state(self) -> None:
+    @over("varied", compares=True)
+    def state(self, batch: SmallBatch) -> None:
         only_if(implements(self.plugin, "state_dict"), "it has no state_dict: it remembers nothing")
-        self._comparable_only()
+        used = self._copy()
+        resumed = self._copy()
+        self._all_stages(used, batch)
+        resumed.load_state_dict(through_json(used.state_dict()))
+        if _json(resumed) != _json(used):
+            raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
+        on_B_T, resumed_B_T = (self._all_stages(hook, batch) for hook in (used, resumed))
+        compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch)
 
-        def judge(batch: SmallBatch) -> None:
-            used = self._copy()
-            resumed = self._copy()
-            self._all_stages(used, batch)
-            resumed.load_state_dict(through_json(used.state_dict()))
-            if _json(resumed) != _json(used):
-                raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
-            on_B_T, resumed_B_T = (self._all_stages(hook, batch) for hook in (used, resumed))
-            compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch)
-
-        self._over(self.varied, judge)
-
-    def evaluation(self) -> None:
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            trained = self._copy()
-            evaluated = self._copy()
-            self._all_stages(evaluated, batch, training=False)
-            if _json(evaluated) != _json(trained):
-                raise Broken(f"evaluation changed its state from {_json(trained)} to {_json(evaluated)}", batch)
-            trained_B_T, evaluated_B_T = (self._all_stages(hook, batch) for hook in (trained, evaluated))
-            compare(trained_B_T, evaluated_B_T, "training, without and with an evaluation before", batch)
-
-        self._over(self.varied, judge)
+    @over("varied", compares=True)
+    def evaluation(self, batch: SmallBatch) -> None:
+        trained = self._copy()
+        evaluated = self._copy()
+        self._all_stages(evaluated, batch, training=False)
+        if _json(evaluated) != _json(trained):
+            raise Broken(f"evaluation changed its state from {_json(trained)} to {_json(evaluated)}", batch)
+        trained_B_T, evaluated_B_T = (self._all_stages(hook, batch) for hook in (trained, evaluated))
+        compare(trained_B_T, evaluated_B_T, "training, without and with an evaluation before", batch)
 
     def no_effect(self) -> str:
         for batch in (replace(batch, advantages="token") for batch in self.varied):
@@ -345,64 +308,53 @@ class AggregationChecks(TensorChecks):
         loss = flow.reduced_loss(aggregation, loss_B_T, mask_B_T, totals)
         return {"reduce": flow.reduced_weights(aggregation, loss, loss_B_T, mask_B_T)}
 
-    def _parts_agree(self, parts: str) -> None:
+    def _parts_agree(self, batch: SmallBatch, parts: str) -> None:
         """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
-        self._comparable_only()
         only_if(self.needs_step, "its reduce sees one micro-batch at a time and does not need step_totals")
+        loss_B_T = batch.losses()
+        mask_B_T = batch.mask()
+        whole = flow.reduced_loss(self._copy(), loss_B_T, mask_B_T, batch.step_totals())
+        for count in [count for count in (2, 3) if len(batch.rows) % count == 0]:
+            totals = batch.step_totals(**{parts: count})
+            cuts = zip(loss_B_T.chunk(count), mask_B_T.chunk(count), strict=True)
+            mean = torch.stack([flow.reduced_loss(self._copy(), *part, totals) for part in cuts]).mean()
+            if not torch.isclose(mean, whole, rtol=RELATIVE, atol=ABSOLUTE):
+                found = f"{number(mean)} and {number(whole)}"
+                raise Broken(f"the mean over {count} {parts} and the whole step: {found}", batch)
 
-        def judge(batch: SmallBatch) -> None:
-            loss_B_T = batch.losses()
-            mask_B_T = batch.mask()
-            whole = flow.reduced_loss(self._copy(), loss_B_T, mask_B_T, batch.step_totals())
-            for count in [count for count in (2, 3) if len(batch.rows) % count == 0]:
-                totals = batch.step_totals(**{parts: count})
-                cuts = zip(loss_B_T.chunk(count), mask_B_T.chunk(count), strict=True)
-                mean = torch.stack([flow.reduced_loss(self._copy(), *part, totals) for part in cuts]).mean()
-                if not torch.isclose(mean, whole, rtol=RELATIVE, atol=ABSOLUTE):
-                    found = f"{number(mean)} and {number(whole)}"
-                    raise Broken(f"the mean over {count} {parts} and the whole step: {found}", batch)
+    @over("ordinary")
+    def live(self, batch: SmallBatch) -> None:
+        (weights_B_T,) = self._results(batch).values()
+        if not bool(weights_B_T.any()):
+            raise Broken("all weights are zero, though tokens are live", batch)
 
-        self._over(self.varied, judge)
-
-    def live(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            (weights_B_T,) = self._results(batch).values()
-            if not bool(weights_B_T.any()):
-                raise Broken("all weights are zero, though tokens are live", batch)
-
-        self._over(self.ordinary, judge)
-
-    def micro_batches(self) -> None:
-        if not self.by_weights:
-            self._parts_agree("micro_batches")
-            return
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
+    @over("varied", compares=True)
+    def micro_batches(self, batch: SmallBatch) -> None:
+        if self.by_weights:
             one, four = (self._results(batch, totals=replace(batch.totals(), micro_batches=n)) for n in (1, 4))
             self._agree(one, four, "with one micro-batch on each rank and with four", batch)
-
-        self._over(self.varied, judge)
-
-    def ranks(self, compared: bool = True) -> None:
-        if self.by_weights:
-            super().ranks(compared)
         else:
-            self._parts_agree("processes")
+            self._parts_agree(batch, "micro_batches")
 
-    def totals(self) -> None:
+    def ranks(self) -> None:
+        if self.by_weights:
+            super().ranks()
+        else:
+            self._processes_agree()
+
+    @over("varied", compares=True)
+    def _processes_agree(self, batch: SmallBatch) -> None:
+        self._parts_agree(batch, "processes")
+
+    @over("varied", compares=True)
+    def totals(self, batch: SmallBatch) -> None:
         only_if(self.by_weights, "skip_zero_variance is for weights")
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            size = len(batch.rows) // len({row.group for row in batch.rows})
-            dead = [Row(_DEAD + i, _DEAD, (0,) * (i % 3), batch.rows[0].rewards) for i in range(size)]
-            more = replace(batch, rows=(*batch.rows, *dead))
-            more_B_T = self._results(more, totals=batch.totals())["weights"][: len(batch.rows), : batch.width]
-            what = f"without and with a masked group of {size} rows that is in none of the totals"
-            self._agree(self._results(batch), {"weights": more_B_T}, what, batch)
-
-        self._over(self.varied, judge)
+        size = len(batch.rows) // len({row.group for row in batch.rows})
+        dead = [Row(_DEAD + i, _DEAD, (0,) * (i % 3), batch.rows[0].rewards) for i in range(size)]
+        more = replace(batch, rows=(*batch.rows, *dead))
+        more_B_T = self._results(more, totals=batch.totals())["weights"][: len(batch.rows), : batch.width]
+        what = f"without and with a masked group of {size} rows that is in none of the totals"
+        self._agree(self._results(batch), {"weights": more_B_T}, what, batch)
 
 
 class FilterChecks(TensorChecks):
@@ -426,6 +378,7 @@ class TokenLossChecks(TensorChecks):
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.declared = TokenLossDeclaration.of(plugin)
+        self.independent = self.declared.independent
         super().__init__(plugin, replace(setting, needs=self.declared.needs))
 
     def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
@@ -462,9 +415,9 @@ class TokenLossChecks(TensorChecks):
         super().odd_batches()
         self._over(self.ordinary, unmoved, "where the policy is the one that sampled")
 
-    def ranks(self, compared: bool = True) -> None:
+    def ranks(self) -> None:
         only_if(implements(self.plugin, "on_rollout"), "it has no on_rollout")
-        super().ranks(compared and self.declared.independent)  # others change with the rows of a rank
+        super().ranks()
 
     def no_effect(self) -> str:
         if any(bool(self._results(batch)["its gradient"].any()) for batch in self.varied):
@@ -485,6 +438,10 @@ def compare(
     if not bool(close.all()):
         place = (~close).nonzero()[0].tolist()
         raise Broken(f"{what}: {_both(ours, theirs, place, 6 if absolute else 17)}", at)
+
+
+def _two_advantages(batch: SmallBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch.incoming(), 2.0 * batch.incoming() + batch.mask()
 
 
 def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: int = 6) -> str:

@@ -1,8 +1,11 @@
 """What an expression asks for is known before it is evaluated: little of what people answer, too much of the others."""
 
 import time
+from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 WITHIN = r"""
 2^{10} ¦ 10^{-9} ¦ 2^{10^{-9}} ¦ 2006! ¦ \frac{100000!}{99999!} ¦ 10^{1000000} ¦ 3^{2023} - 1 ¦ x^{10^{9}} ¦ e^{10^{9}}
@@ -23,10 +26,14 @@ BEYOND = (
 )
 
 
-@pytest.mark.slow
-def test_work_of_an_expression() -> None:
-    from trl_grpo_ext.rewards._math import verification
+@pytest.fixture(scope="module")
+def verification() -> Any:
+    from trl_grpo_ext.rewards._math import verification  # imports sympy
 
+    return verification
+
+
+def test_work_of_an_expression(verification: Any) -> None:
     for table, is_too_much in ((WITHIN, False), (BEYOND, True)):
         for latex in (latex for line in table.strip().splitlines() for latex in line.split(" ¦ ")):
             parsed = verification._parsed(f"\\boxed{{{latex}}}", verification._ANSWER, "first_match")
@@ -34,10 +41,7 @@ def test_work_of_an_expression() -> None:
             assert bool(verification.excess_of_work(parsed)) is is_too_much, latex
 
 
-@pytest.mark.slow
-def test_what_is_read_is_bounded_wherever_it_stands() -> None:
-    from trl_grpo_ext.rewards._math import verification
-
+def test_what_is_read_is_bounded_wherever_it_stands(verification: Any) -> None:
     hostile = {
         f"{'(' * 60}x{')' * 60}": "brackets more than 40 deep",
         f"{'{' * 300}x{'}' * 300}": "brackets more than 40 deep",
@@ -58,4 +62,3 @@ def test_what_is_read_is_bounded_wherever_it_stands() -> None:
             assert after["outcome"] == "right", place
     found = verification.check({"reference": "x+" * 5000 + "1", "answer": "\\boxed{x}"})
     assert found["outcome"] == "unparseable_reference"
-    assert found["detail"] == "an answer of 10001 characters, more than 3000, and the answer is not the same text"

@@ -9,41 +9,23 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards._sandbox.forms_of_tests import UnreadableTestsError, read_tests, same_output
 
-OUTPUTS: list[tuple[bytes, str, str]] = [  # printed, expected, and the forms that take it: LiveCodeBench's and APPS's
-    *((b"3  \n\n", "3\n", "LA"), (b"a\r\nb", "a\nb", "LA"), (b"\xff", "\ufffd", "LA"), (b"", "", "LA"), (b"", "0", "")),
-    *(
-        (b" 3", "3", "LA"),
-        (b"\n5", "5", "LA"),
-        (b"  1\n 2", "1\n2", "LA"),
-        (b"1\n\n2", "1\n2", "A"),
-        (b"1\n2", "1 2", ""),
-    ),
-    *(
-        (b"3.0", "3", "LA"),
-        (b"0.5", "0.50", "LA"),
-        (b"5  6", "5 6", "LA"),
-        (b"1e2 7", "100 7.0", "LA"),
-        (b"6 5", "5 6", ""),
-    ),
-    *((b"*  *", "* *", ""), (b"x 1.0", "x 1", ""), (b"yes", "YES", ""), (b"1 2", "1", ""), (b"3 a", "3.0 a", "")),
-    *((b"0.3333333333", "0.333333", "A"), (b"1 0.33334", "1 0.333333", ""), (b"-0.0", "0.000000001", "A")),
-    *((b"500000.5", "500000", ""), (b"1000000001", "1000000000", ""), (b"9" * 4000, "9" * 3999 + "8", "")),
-    *(
-        (b"nan", "1.5", ""),
-        (b"sNaN", "1.5", ""),
-        (b"inf", "1.5", ""),
-        (b"1e999999999", "1.5", ""),
-        (b"NaN", "NaN", "LA"),
-    ),
-]
+# Printed ~ expected, by whether LiveCodeBench's form takes it, and APPS's.
+OUTPUTS: dict[tuple[bool, bool], str] = {
+    (True, True): r"3  \n\n~3\n | a\r\nb~a\nb | ~ |  3~3 | \n5~5 |   1\n 2~1\n2 | 3.0~3 | 0.5~0.50 | 5  6~5 6 | NaN~NaN"
+    r" | 1e2 7~100 7.0",
+    (False, True): r"1\n\n2~1\n2 | 0.3333333333~0.333333 | -0.0~0.000000001",
+    (False, False): r"~0 | 1\n2~1 2 | 6 5~5 6 | *  *~* * | x 1.0~x 1 | yes~YES | 1 2~1 | 3 a~3.0 a | 500000.5~500000"
+    r" | 1 0.33334~1 0.333333 | 1000000001~1000000000 | nan~1.5 | sNaN~1.5 | inf~1.5 | 1e999999999~1.5",
+}
 
 
-@pytest.mark.parametrize(("printed", "expected", "forms"), OUTPUTS)
-def test_outputs_are_compared_as_the_data_sets_do(printed: bytes, expected: str, forms: str) -> None:
-    assert (same_output(printed, expected, near=False), same_output(printed, expected, near=True)) == (
-        "L" in forms,
-        "A" in forms,
-    )
+@pytest.mark.parametrize("taken", OUTPUTS)
+def test_outputs_are_compared_as_the_data_sets_do(taken: tuple[bool, bool]) -> None:
+    for pair in OUTPUTS[taken].split(" | "):
+        printed, expected = pair.replace(r"\n", "\n").replace(r"\r", "\r").split("~")
+        assert tuple(same_output(printed.encode(), expected, near) for near in (False, True)) == taken, pair
+    assert same_output(b"\xff", "\ufffd", near=False)
+    assert not same_output(b"9" * 4000, "9" * 3999 + "8", near=True)
 
 
 @given(st.text() | st.lists(st.text(max_size=9) | st.integers() | st.dictionaries(st.text(), st.text(), max_size=2)))

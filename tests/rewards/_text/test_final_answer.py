@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._text.final_answer import extract_final_answer, final_number, parse_reference
+from trl_grpo_ext.rewards._text.final_answer import extract_final_answer, parse_reference
 
 
 def texts(lines: str) -> list[str]:
@@ -302,9 +302,6 @@ def test_a_dressed_number_is_the_answer() -> None:
     lines = ("#### {}", "Answer: {}\n", "<answer>{}</answer>")
     assert misread((box.format(written), 18) for written in HONEST for box in boxes) == []
     assert misread((line.format(w), 18) for w in HONEST if "\\" not in w for line in lines) == []
-    number = final_number("The answer is $60 million.")
-    assert number is not None
-    assert (number.value, number.face) == (60_000_000, 60)
 
 
 REFERENCES = r"""
@@ -381,6 +378,5 @@ def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
 
 def test_final_answer_with_a_number_too_long() -> None:
     long = "9" * 200_000
-    assert misread([(f"The answer is {long}", None), ("1e99999", None)]) == []
     right = (f"The answer is {long}. No: the answer is 18.", f"The answer is 18. Not {long}", "18." + "0" * 200_000)
-    assert misread((text, 18) for text in (*right, "0" * 200_000 + "18")) == []
+    assert misread([(f"The answer is {long}", None), ("1e99999", None), *((text, 18) for text in right)]) == []

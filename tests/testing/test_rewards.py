@@ -47,33 +47,10 @@ def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
 
 
-async def not_empty(prompts, completions, **kwargs):
-    return [1.0 if completion else 0.0 for completion in completions]
-
-
 def boxed(completions, ground_truth, **kwargs):
     matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
     found = [match.group(1) if match else "" for match in matches]
     return [1.0 if content == truth else 0.0 for content, truth in zip(found, ground_truth)]
-
-
-def by_task(completions, task, **kwargs):
-    return [float("def" in text) if t == "code" else None for text, t in zip(contents(completions), task)]
-
-
-# countdown, as in philschmid's mini-R1: columns `target` and `nums`; what it cannot read is caught, messages too
-def equation(completions, target, nums, **kwargs):
-    rewards = []
-    for completion, goal, numbers in zip(completions, target, nums):
-        try:
-            match = re.search(r"<answer>(.*?)<\/answer>", "<think>" + completion)
-            text = match.group(1).strip() if match else ""
-            used = [int(number) for number in re.findall(r"\d+", text)[:20] if len(number) < 10]
-            right = sorted(used) == sorted(numbers) and re.match(r"^[\d+\-*/().\s]+$", text)
-            rewards.append(1.0 if right and goal else 0.0)
-        except Exception:
-            rewards.append(0.0)
-    return rewards
 
 
 REWARDS: dict[Any, tuple[dict[str, Any], list[str]]] = {
@@ -82,13 +59,10 @@ REWARDS: dict[Any, tuple[dict[str, Any], list[str]]] = {
     len_reward: ({"solution": ["18", "3"]}, ["neighbours"]),  # compares completions, undeclared
     from_kwargs: ({"verification_info": ["18", "3"]}, []),
     reward_len: ({}, ["formats"]),  # measures the length of a list
-    not_empty: ({}, []),
     boxed: ({"ground_truth": ["18", "3"]}, []),
-    by_task: ({"task": ["code", "math"]}, []),
-    equation: ({"target": [18, 3], "nums": [[1, 3, 18], [3]]}, ["formats"]),  # catches what messages raise
 }
 """The columns of its data, and the rules that it truly breaks."""
-NEEDS_COLUMNS = {boxed, equation, from_kwargs}
+NEEDS_COLUMNS = {boxed, from_kwargs}
 
 
 @pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.__name__)

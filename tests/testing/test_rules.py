@@ -34,19 +34,17 @@ def _clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SET_BY_A_REWARD", "0")
 
 
-def made(plugin: Any) -> Any:
-    return plugin() if isinstance(plugin, type) else plugin
-
-
-def with_the_gates(kind: Kind, name: str) -> list[str]:
-    """A rule, and the gates before it."""
-    return [rule.name for rule in rules_of(kind) if rule.short in GATES or rule.name == name]
+def assert_broken(kind: Kind, name: str, plugin: Any, **options: Any) -> str:
+    """Check a rule and the gates before it: the rule alone is broken, and this is why."""
+    rules = [rule.name for rule in rules_of(kind) if rule.short in GATES or rule.name == name]
+    report = check(kind, plugin() if isinstance(plugin, type) else plugin, rules=rules, **options)
+    assert [broken.rule.name for broken in report.violations] == [name], str(report)
+    return report.violations[0].message
 
 
 @pytest.mark.parametrize(("kind", "rule", "plugin"), WRONG)
 def test_the_planted_defect_breaks_its_rule(kind: Kind, rule: str, plugin: Any) -> None:
-    report = check(kind, made(plugin), rules=with_the_gates(kind, rule))
-    assert [broken.rule.name for broken in report.violations] == [rule], str(report)
+    assert_broken(kind, rule, plugin)
 
 
 def test_rules_after_a_broken_gate_are_not_checked() -> None:
@@ -59,16 +57,11 @@ def test_rules_after_a_broken_gate_are_not_checked() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rule", "plugin"), HANGS)
 def test_what_hangs_breaks_the_rule_that_it_hangs_in(kind: Kind, rule: str, plugin: Any) -> None:
-    report = check(kind, made(plugin), timeout=2.0, rules=with_the_gates(kind, rule))
-    assert [broken.rule.name for broken in report.violations] == [rule], str(report)
-    assert "did not return within 2 s" in report.violations[0].message
+    assert "did not return within 2 s" in assert_broken(kind, rule, plugin, timeout=2.0)
 
 
-def test_every_rule_has_a_wrong_plugin() -> None:
+def test_every_rule_has_a_wrong_plugin_and_right_ones_that_keep_it() -> None:
     assert {rule for _, rule, _ in WRONG} == {rule.name for rule in RULES}
-
-
-def test_right_plugins_keep_all_rules_and_between_them_have_every_rule_checked() -> None:
     passed = set()
     for kind, plugin in RIGHT:
         report = check(kind, plugin)
