@@ -59,14 +59,6 @@ def test_the_example_hook_that_returns_spans() -> None:
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
 
-def test_the_example_reward_that_returns_parts() -> None:
-    scores = example("shouting")(completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
-    assert scores == [-0.2, 0.0, -0.1]
-    places = [[place[:2] for part in score.parts for place in part.places] for score in scores]
-    assert places == [[(1, 2), (3, 4)], [], [(0, 1)]]
-    assert torch.tensor(scores).tolist() == pytest.approx([-0.2, 0.0, -0.1])  # what plain TRL does with them
-
-
 def test_the_example_aggregation() -> None:
     # Per-token losses [1, 3], [2, 2, 0, 4], [6]: the mean over sequences of sums / √L is 4.27614.
     rollout = make_rollout([2, 4, 1])

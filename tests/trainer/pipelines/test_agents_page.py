@@ -10,7 +10,6 @@ from datasets import Dataset
 from tests.docs_site.blocks import ROOT, blocks_of
 from tests.trainer.support import ASKED, TEMPERATURE, Watch, biases, call, result, talker
 from trl_grpo_ext.advantages.turn_credit import rewards_of_turns
-from trl_grpo_ext.types import Place
 
 
 def block(part: str) -> str:
@@ -87,16 +86,6 @@ def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None:
     names: dict[str, Any] = {}
-    exec(block("def polite_turns"), names)
-    messages = [
-        {"role": "assistant", "content": "Please!"},
-        {"role": "tool", "name": "t", "content": "please!"},
-        {"role": "assistant", "content": "Now!!"},
-    ]
-    (polite,) = names["polite_turns"](completions=[messages])
-    assert polite == 0.5
-    assert [(part.score, part.places) for part in polite.parts] == [(1.0, (Place(turn=0),)), (0.0, (Place(turn=1),))]
-
     exec(block("class NoSecondTime"), names)
     scripts = {ASKED: [call("multiply", a=2, b=3)], result("6"): [call("multiply", a=2, b=3), "it is 6"]}
     watch = Watch()

@@ -21,12 +21,32 @@ from tests.trainer.support import (
     on_top,
     rows_of,
     sequence_means,
-    theirs,
 )
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
 ONE_STEP: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
+
+
+class Curriculum(GRPOTrainer):
+    """Hard prompts count more, and groups that are solved are not trained on."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        batch["difficulty"] = torch.tensor([1.0 + row["answer"] for row in inputs])
+        solved = torch.tensor([row["answer"] == 1 for row in inputs])
+        batch["advantages"] = torch.where(solved, 0.0, batch["advantages"] * batch["difficulty"])
+        return batch
+
+
+class DropsSolved(GRPOTrainer):
+    """Takes groups that are solved out of the batch."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        kept = torch.tensor([row["answer"] != 1 for row in inputs])
+        rows = {key for key, value in batch.items() if isinstance(value, torch.Tensor) and value.dim() > 0}
+        return {key: value[kept] if key in rows else value for key, value in batch.items()}
 
 
 def difficulty(rows: int) -> torch.Tensor:
@@ -38,7 +58,7 @@ def difficulty(rows: int) -> torch.Tensor:
 def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     hook = Falling()
     settings = {**ONE_STEP, "gradient_accumulation_steps": 2, "compact_updates": compact}
-    run = train(tiny_model, tmp_path, mixed(theirs("Curriculum")), hooks=[hook], **settings)
+    run = train(tiny_model, tmp_path, mixed(Curriculum), hooks=[hook], **settings)
     rows = rows_of(tiny_model, 4)
     advantages = group_advantages(rows) * difficulty(16)
     advantages[4:8] = 0.0  # the solved group
@@ -64,7 +84,7 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_own_rows_dropped_keep_weights(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
+    run = train(tiny_model, tmp_path, on_top(DropsSolved), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
     advantages = falling(group_advantages(rows).tolist(), rows)
     assert_gradient(run, tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
@@ -94,13 +114,13 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
 def test_mixin_behind_trls_trainer_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
 
-        class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
+        class Wrong(Curriculum, GRPOExtMixin):
             pass
 
     class MoreOfOurs(GRPOExtMixin):  # a mixin of mixins is no trainer yet
         pass
 
-    assert issubclass(on_top(theirs("Curriculum")), GRPOExtTrainer)
+    assert issubclass(on_top(Curriculum), GRPOExtTrainer)
 
 
 class Particular(GRPOTrainer):
