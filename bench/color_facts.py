@@ -11,6 +11,7 @@ is SmolLM2-135M-Instruct after some supervised steps on right answers, first to 
 writes the form, and about half of the answers are right.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -23,7 +24,9 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from trl_grpo_ext.trainer.compact.sampling import shared_prompts
 
 FACTS = 24
 NAMES = ["Mia", "Tom", "Ana", "Ben", "Zoe", "Sam", "Eva", "Max", "Lily", "Noah", "Ruth", "Omar", "Kai", "Amy", "Leo"]
@@ -82,20 +85,14 @@ class Task:
 
     @torch.no_grad()
     def sampled(self, model: Any, tokenizer: Any, rows: Sequence[Row], each: int = 1) -> list[str]:
-        """`each` completions of every row at `TEMPERATURE`."""
+        """`each` completions of every row at `TEMPERATURE`; of several the prompt is read once."""
         texts: list[str] = []
+        config = GenerationConfig(do_sample=True, temperature=TEMPERATURE, top_k=0, max_new_tokens=self.longest)
         for at in range(0, len(rows), 32):
-            batch = tokenizer(
-                asked(tokenizer, rows[at : at + 32]), return_tensors="pt", padding=True, add_special_tokens=False
-            )
-            options = {
-                "do_sample": True,
-                "temperature": TEMPERATURE,
-                "top_k": 0,
-                "top_p": 1.0,
-                "num_return_sequences": each,
-            }
-            ids = type(model).generate(model, **batch, **options, max_new_tokens=self.longest)
+            prompts = [prompt for prompt in asked(tokenizer, rows[at : at + 32]) for _ in range(each)]
+            batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+            with shared_prompts(model) if each > 1 else contextlib.nullcontext():
+                ids = model.generate(**batch, generation_config=config)
             texts += tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         return texts
 

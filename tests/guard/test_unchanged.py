@@ -52,6 +52,5 @@ def test_a_reward_that_edits_a_message_is_refused() -> None:
         completions[-1][0]["content"] = completions[-1][0]["content"].strip()
         return [0.0] * len(completions)
 
-    completions = [[{"role": "assistant", "content": text}] for text in ("4", "5", "6", "7", "8 ")]
     with pytest.raises(PluginOutputError, match="'strips' changed 'completions'"):
-        RewardWatch().wrap(strips, "strips")(completions=completions, prompts=["?"] * 5)
+        RewardWatch().wrap(strips, "strips")(completions=[[{"role": "assistant", "content": "8 "}]], prompts=["?"])

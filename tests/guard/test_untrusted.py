@@ -19,9 +19,7 @@ from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_ya
         (b"[" * 200_000, "cannot be read"),
         (b"", "holds None, not settings"),
         (b"a: !!python/object/apply:os.system ['touch hacked']", "cannot be read"),
-        (b"? [1, 2]\n: 3\n", "cannot be read"),
         (b"beta: 0.1\nlearning_rate: 1\nbeta: 0.0\n", r"the key 'beta' twice \(line 3\): keep one"),
-        (b"rewards: [{name: a, weight: 1, weight: 2}]", "the key 'weight' twice"),
     ],
     ids=lambda value: str(value)[:20],
 )

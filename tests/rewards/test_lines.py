@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rewards.test_json_fields import said
 from trl_grpo_ext.rewards.lines import Lines
 from trl_grpo_ext.types import END
 
@@ -12,10 +13,6 @@ from trl_grpo_ext.types import END
 def scored(text: Any, expected: Any, **parameters: Any) -> Any:
     (score,) = Lines(**parameters)(completions=[text], lines=[expected])
     return score
-
-
-def said(score: Any, text: str) -> dict[str, tuple[float | None, list[str]]]:
-    return {part.name: (part.score, [text[place.start : place.end] for place in part.places]) for part in score.parts}
 
 
 def test_lines_are_parts_in_order() -> None:

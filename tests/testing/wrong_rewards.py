@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from tests.testing.wrong_aggregations import noise
 from trl_grpo_ext import completion_text
 from trl_grpo_ext.types import Parts, RewardDeclaration
 
@@ -161,11 +162,6 @@ def after(do: Callable[[list[str], Any], Any]) -> By:
 
 def exit_with(status: Any) -> None:
     raise SystemExit(status)
-
-
-def noise() -> float:
-    """Too little for the rules that compare scores up to the last digits."""
-    return 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
 
 
 def sleep_in_a_thread(texts: list[str], columns: Any) -> None:

@@ -13,16 +13,11 @@ from ..guard.calls import is_model, parameters_of
 from ..types import Declaration, implements, role_of
 from .kinds import FACTS, Kind
 
+_STATE: Mapping[str, tuple[str, ...]] = {"state_dict": (), "load_state_dict": ("state",)}
 OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
     "reward": {"start_scoring": ("completions",), "start_workers": ()},
-    "advantage_hook": {"state_dict": (), "load_state_dict": ("state",)},
-    "prompt_sampler": {
-        "start": ("pool",),
-        "observe": ("outcomes",),
-        "state_dict": (),
-        "load_state_dict": ("state",),
-        "metrics": (),
-    },
+    "advantage_hook": _STATE,
+    "prompt_sampler": {"start": ("pool",), "observe": ("outcomes",), "metrics": (), **_STATE},
     "token_loss": {"on_rollout": ("rollout",), "measures": ("terms",)},
 }
 """The methods that a plugin of a kind may have beside those of its protocol, with their positional parameters."""
@@ -42,7 +37,7 @@ def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
     for method, parameters in _methods(kind).items():
         if implements(plugin, method):
             _check_signature(method, getattr(plugin, method), parameters, subject)
-    states = [method for method in ("state_dict", "load_state_dict") if implements(plugin, method)]
+    states = [method for method in _STATE if implements(plugin, method)]
     if len(states) == 1 and states[0] in _methods(kind):
         raise PluginContractError(f"{subject} has {states[0]} alone. A state needs state_dict and load_state_dict.")
     for name, instead in _slips(kind, plugin):

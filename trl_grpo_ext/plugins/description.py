@@ -101,22 +101,16 @@ def _definitions_in(name: str) -> dict[str, Definition]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; type and default as Python writes them, None where there is none."""
+    """A parameter that a selection can name; type and default as Python writes them, None where there is none."""
 
     name: str
     type: str | None
     default: str | None
-    kind: inspect._ParameterKind
 
     @property
     def required(self) -> bool:
         """Whether it has no default."""
         return self.default is None
-
-    @property
-    def selectable(self) -> bool:
-        """Whether a selection can name it: neither positional only nor starred."""
-        return self.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
     def __str__(self) -> str:
         equals = " = " if self.type else "="
@@ -194,11 +188,11 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
     form = "class" if is_class else "function" if is_function else "instance"
     takes_none = is_class and (exported.__init__, exported.__new__) == (object.__init__, object.__new__)
     takes = [] if form == "instance" or takes_none else _parameters(exported)
-    ours = [one for one in takes if one.selectable]
+    ours = takes
     columns: tuple[str, ...] = ()
     if kind == "reward":
         called = takes if is_function else _parameters(exported.__call__)[is_class:]
-        own = [one for one in called if one.selectable and one.name not in PASSED_BY_TRL]
+        own = [one for one in called if one.name not in PASSED_BY_TRL]
         columns = tuple(one.name for one in own if one.required or not is_function)
         if is_function:
             ours = [one for one in own if not one.required]
@@ -227,15 +221,13 @@ def _of_object(docs: PluginDocs, exported: Any) -> PluginDocs:
 
 
 def _parameters(called: Any) -> list[Parameter]:
-    return [
-        Parameter(
-            one.name,
-            None if one.annotation is one.empty else inspect.formatannotation(one.annotation).strip("'"),
-            None if one.default is one.empty else repr(one.default),
-            one.kind,
-        )
-        for one in (parameters_of(called) or {}).values()
-    ]
+    found = []
+    for one in (parameters_of(called) or {}).values():
+        annotation = None if one.annotation is one.empty else inspect.formatannotation(one.annotation).strip("'")
+        default = None if one.default is one.empty else repr(one.default)
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            found.append(Parameter(one.name, annotation, default))
+    return found
 
 
 def example(kind: Kind, name: str, parameters: Sequence[Parameter]) -> str:

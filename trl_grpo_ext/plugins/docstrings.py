@@ -74,10 +74,6 @@ def read_docstring(whole: str) -> Docstring:
     text = whole[:_LONGEST]
     outside = _BLOCK.sub(take, _INLINE.sub(take, text))
     description = re.sub(r"\n{3,}", "\n\n", outside).strip("\n")
-    return Docstring(
-        first_sentence(whole),
-        description,
-        parameters,
-        {name: "\n\n".join(texts) for name, texts in sections.items()},
-        tuple(dict.fromkeys(_ARXIV.findall(text))),
-    )
+    joined = {name: "\n\n".join(texts) for name, texts in sections.items()}
+    papers = tuple(dict.fromkeys(_ARXIV.findall(text)))
+    return Docstring(first_sentence(whole), description, parameters, joined, papers)

@@ -175,7 +175,7 @@ class PerColumn(_Combined):
     including None and parts. A column that it logs has None in other rows.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key `true` matches the values True and
-    "True". The metric `per_column/<column>/unrouted` is the share of rows without a key; without a default, they warn.
+    "True". The metric `per_column/<column>/unrouted` is the share of rows without a key; it warns without a default.
 
     Args:
         column: The column's name.

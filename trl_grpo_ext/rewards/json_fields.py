@@ -19,7 +19,7 @@ class JSONFields(Comparing):
 
     The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
     names are paths such as `address.city` and `items[0].price`; a key that is no word is written as `["a.b"]`. The
-    place of a part is its value in the completion. A field that is missing, or is or stands in a repeated one, is 0.
+    place of a part is its value in the completion. A field that is missing, repeated, or in a repeated object scores 0.
 
     Values must be of the same JSON type: the text "18" is not the number 18. Numbers are compared as decimals, so 1.0
     is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.

@@ -156,10 +156,10 @@ def test_mask_without_what_tools_wrote(tmp_path: Path) -> None:
 
 def test_saved_rewards_come_without_their_parts(tmp_path: Path) -> None:
     file = saved(tmp_path, parts=[["r/x"], [], [], []], rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)])
-    compared = compare(file, [{"advantage_hooks": ["part_credit"]}, {}])
-    assert [one for one in compared.notes if "parts" in one] == [
-        "selection 1: saved rewards come without their parts; list rewards for hooks that read parts."
-    ]
+    for hook in ("part_credit", "process_rewards"):
+        with pytest.raises(ConfigurationError, match="List the rewards"):
+            compare(file, [{"advantage_hooks": [hook]}, {}])
+    assert compare(file, [{"advantage_hooks": ["centred"]}, {}]).selections[0].reward_mean == 0.5
 
 
 def test_rewards_of_any_row_count(tmp_path: Path) -> None:

@@ -133,8 +133,6 @@ def _notes(one: LoadedSelection, batch: SavedBatch) -> list[str]:
     notes = []
     if one.rewards is None:
         notes.append(f"{one.name}: no rewards are selected, so the saved ones are used: {', '.join(batch.rewards)}.")
-        if one.hooks and any(parts is not None and len(parts) for parts in batch.columns.get("parts", ())):
-            notes.append(f"{one.name}: saved rewards come without their parts; list rewards for hooks that read parts.")
     if at_forward := [plugin_label(hook) for hook in one.hooks if implements(hook, "on_forward")]:
         hooks = ", ".join(at_forward)
         notes.append(f"{one.name}: for {hooks} the saved log-probabilities stand for the old and the current policy.")

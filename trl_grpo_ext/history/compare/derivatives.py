@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
 
 from ...errors import ConfigurationError
+from ...trainer.compact.sampling import copies_exactly
 from ..run_files import reason_of
 
 DIMENSIONS = 4096
@@ -103,6 +105,9 @@ class Policy:
         if not self.trained:
             raise ConfigurationError("The model has no trained parameter: all are frozen.")
         self.device = next(iter(self.trained.values())).device
+        self._shares_prompt = copies_exactly(model)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._keeps_logits = "logits_to_keep" in inspect.signature(type(inner).forward).parameters
         for module in model.modules():  # on some CPUs bitsandbytes packs 4-bit weights, which cuts the gradient
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a plain attribute, not a tensor)
@@ -121,15 +126,25 @@ class Policy:
             yield numbers, self._logps(ids, mask, ids.size(1) - before), mask[:, before:] > 0
 
     def _logps(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
-        """Log-probabilities of the last `length` tokens, in float32."""
-        takes = inspect.signature(self.model.forward).parameters
-        keep = {"logits_to_keep": length + 1} if "logits_to_keep" in takes else {}
-        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False, **keep).logits[:, -length - 1 : -1]
+        """Log-probabilities of the last `length` tokens, in float32; their prompt, the same in all rows, runs once."""
+        cache = None
+        new = ids
+        before = ids.size(1) - length - 1
+        if self._shares_prompt and before and len(ids) > 1:
+            cache = DynamicCache(config=self.model.config)
+            self.model(input_ids=ids[:1, :before], past_key_values=cache, use_cache=True, **self._keep(1))
+            cache.batch_repeat_interleave(len(ids))
+            new = ids[:, before:]
+        options = {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
+        logits = self.model(input_ids=new, **options, **self._keep(length + 1)).logits[:, -length - 1 : -1]
         rows = []
         for row_logits, row_ids in zip(logits, ids[:, -length:], strict=True):  # one by one: float32 logits are large
             scaled_T_V = row_logits.float() / self.temperature
             rows.append(scaled_T_V.gather(1, row_ids.unsqueeze(1)).squeeze(1) - scaled_T_V.logsumexp(dim=1))
         return torch.stack(rows)
+
+    def _keep(self, logits: int) -> dict[str, int]:
+        return {"logits_to_keep": logits} if self._keeps_logits else {}
 
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch

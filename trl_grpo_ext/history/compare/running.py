@@ -157,7 +157,26 @@ def _rollout(
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
+    if selection.rewards is None and any(parts is not None and len(parts) for parts in batch.columns.get("parts", ())):
+        return replace(rollout, parts=_NotSaved(selection.name))
     return with_parts(rollout, {name: one.parts for name, one in rewards.items() if one.parts is not None})
+
+
+class _NotSaved(Mapping[str, Any]):
+    """Stands for the parts of saved rewards, of which records keep too little for a hook."""
+
+    def __init__(self, selection: str) -> None:
+        self._selection = selection
+
+    def __getitem__(self, name: str) -> Any:
+        what = "saved rewards come without their parts, which a hook reads"
+        raise ConfigurationError(f"{self._selection}: {what}. List the rewards, so that they are called again.")
+
+    def __iter__(self) -> Any:
+        return self[""]
+
+    def __len__(self) -> int:
+        return self[""]  # type: ignore[no-any-return]
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from .numerals import Number, fold, number_at, numbers_from_end, words_at
 
-# Where it stands, and whether it is the answer.
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
 
 _BRACE = re.compile(r"[{}]")
