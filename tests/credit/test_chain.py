@@ -68,6 +68,24 @@ def test_chain_names_each_hooks_metrics() -> None:
     assert len(found) == 8
 
 
+@pytest.mark.parametrize("name", ["mean", "std", "sign_flips", "mass_moved"])
+def test_chain_refuses_metrics_of_a_figures_name(name: str) -> None:
+    hook = adding(1.0, "on_rollout")
+    hook.metrics = {"forward/mean": 0.1, "size": torch.tensor(2.0)}  # it has no second stage
+    chain = HookChain([hook, hook])
+    own = {"forward/mean": pytest.approx(0.1), "size": 2.0}
+    assert chain.metrics() == {f"advantage/{hook}/{what}": of for hook in ("Add", "Add_2") for what, of in own.items()}
+    hook.metrics = {name: 0.5}
+    with pytest.raises(PluginOutputError, match=f"'Add': its metric '{name}' has the name of one that the run logs"):
+        chain.metrics()
+    shaper = Hook("s", "shaper")  # which has no advantages to log
+    shaper.metrics = {name: 0.5}
+    assert HookChain([shaper]).metrics() == {f"advantage/s/{name}": 0.5}
+    hook.metrics = {"size": [1.0]}
+    with pytest.raises(PluginOutputError, match=r"numbers by name, got \{'size': \[1.0\]\}"):
+        chain.metrics()
+
+
 SHAPER, OTHER_SHAPER = Hook("s", "shaper"), Hook("s2", "shaper", 3.0)
 WEIGHTS = Hook("w", "shaper", changes_weights=True)
 ESTIMATOR, TRANSFORM, OTHER = Hook("e", "estimator"), Hook("t", "transform"), Hook("t2", "transform")

@@ -51,6 +51,14 @@ class Right:
         self.batches = state["batches"]
 
 
+class NamesFigure(Right):
+    """Has a metric with the name of one that the run logs of its forward stage."""
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        self.metrics = {"forward/mean": 0.5}
+        return super().on_rollout(advantages_B_T, rollout)
+
+
 class Spans:
     """Credit by characters."""
 
@@ -170,6 +178,7 @@ def centred_columns(forward: Any) -> torch.Tensor:
 BREAKS: list[tuple[str, Any]] = [
     ("hook.run", By(lambda a_B_T, rollout: a_B_T - torch.where(a_B_T != 0, rollout.ref_logps_B_T, 0.0))),
     ("hook.run", By(lambda a_B_T, rollout: a_B_T.sum(dim=1))),
+    ("hook.run", NamesFigure),
     ("hook.role", By(lambda a_B_T, rollout: a_B_T * 2.0, role="estimator")),
     ("hook.role", By(lambda a_B_T, rollout: Estimates().on_rollout(a_B_T, rollout))),
     ("hook.role", By(lambda a_B_T, rollout: torch.where(a_B_T.abs() < 0.5, 0.0, a_B_T), last=True)),

@@ -91,6 +91,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("sampler.run", changed(draw=lambda self, count, number: Right.draw(self, count + 1, number))),
     ("sampler.run", changed(draw=lambda self, count, number: [0] * count)),
     ("sampler.run", changed(draw=lambda self, count, number: range(self.size - count + 1, self.size + 1))),
+    ("sampler.run", changed(metrics=lambda self: {"drawn": 0.0})),
     ("sampler.determinism", changed(draw=lambda self, count, number: random.sample(range(self.size), count))),
     ("sampler.exhausted", changed(draw=lambda self, count, n: Right.draw(self, count, n) if n else None)),
     ("sampler.exhausted", changed(draw=lambda self, count, number: range(count) if number % 4 != 3 else None)),

@@ -22,6 +22,11 @@ class Right:
         return {"moved": terms.ratio_B_T - 1.0}
 
 
+class MeasuresMean(Right):
+    def measures(self, terms: LossTerms) -> Mapping[str, Any]:
+        return {"mean": terms.ratio_B_T}
+
+
 class Pays:
     """A loss by a function, which declares what it is given."""
 
@@ -71,6 +76,7 @@ SOUND = [Right(), Pays(to_reference, needs=("ref_logps",)), Carries(surprise)]
 BREAKS: list[tuple[str, Any]] = [
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.sum(dim=1))),
+    ("token-loss.run", MeasuresMean),
     ("token-loss.determinism", Pays(lambda terms: terms.logps_B_T * (1.0 + noise()))),
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T.detach())),
     # Its slope is infinite where nothing has moved: in the first step on every generation batch.

@@ -84,6 +84,15 @@ def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Pat
         assert {outcome.verdict for outcome in outcomes} == {None}
 
 
+def test_a_samplers_metric_has_no_name_of_the_runs(tiny_model: Path, tmp_path: Path) -> None:
+    class Counts(Recorded):
+        def metrics(self) -> Mapping[str, float]:
+            return {"drawn": 7.0}
+
+    with pytest.raises(PluginOutputError, match="its metric 'drawn' has the name of one that the run logs"):
+        sampled(tiny_model, tmp_path, Counts(), max_steps=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -13,7 +13,7 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..types import Forward, HookDeclaration, Rollout, acting_order, adds_rewards, implements, role_of
-from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
+from .flow import FIGURES, apply_hooks, expand_advantages, hook_metrics, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .signal import SkipZeroVariance, rewards_are_equal
 
@@ -61,7 +61,7 @@ class HookChain:
         return {
             f"advantage/{label}/{name}": value
             for label, hook in zip(self._names, self.hooks, strict=True)
-            for name, value in getattr(hook, "metrics", {}).items()
+            for name, value in hook_metrics(hook).items()
         }
 
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
@@ -185,10 +185,7 @@ def metrics_of(changes: Sequence[Change], tables_N_C: torch.Tensor) -> dict[str,
         mass = mass_N.sum()
         mean = (tokens_N * means_N).sum() / tokens
         spread = within_N.sum() + (tokens_N * (means_N - mean) ** 2).sum()
-        metrics |= {
-            f"advantage/{change.name}/mean": float(mean),
-            f"advantage/{change.name}/std": float((spread / tokens).sqrt()),
-            f"advantage/{change.name}/sign_flips": float(flips_N.sum() / tokens),
-            f"advantage/{change.name}/mass_moved": float(moved_N.sum() / mass) if mass > 0 else math.nan,
-        }
+        moved = float(moved_N.sum() / mass) if mass > 0 else math.nan
+        values = (float(mean), float((spread / tokens).sqrt()), float(flips_N.sum() / tokens), moved)
+        metrics |= {f"advantage/{change.name}/{figure}": one for figure, one in zip(FIGURES, values, strict=True)}
     return metrics

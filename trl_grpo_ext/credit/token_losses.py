@@ -11,7 +11,7 @@ import torch
 
 from ..errors import PluginOutputError
 from ..types import LossTerms, Rollout, implements
-from .flow import calling, plugin_label, refuse, tensor_like
+from .flow import calling, plugin_label, refuse, refuse_taken, tensor_like
 
 RELATIVE_TOLERANCE = 1e-5
 
@@ -60,7 +60,9 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
 
 def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
     """What a token loss logs of a micro-batch, by name, `(B, T)`, 0 off the mask."""
-    return _named_values(plugin, "measures", on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach())))
+    found = _named_values(plugin, "measures", on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach())))
+    refuse_taken(f"token loss {plugin_label(plugin)!r}: measures", found, ("mean",))
+    return found
 
 
 def _named_values(plugin: Any, method: str, context: Rollout | LossTerms) -> dict[str, torch.Tensor]:

@@ -78,7 +78,7 @@ global_state: leaves random generators, directory, environment, signal handlers 
 """,
     "advantage_hook": """
 run: runs with what it declares in `needs`, changes no input, and returns one advantage per token, (B, T), or spans; a
-  shaper rewards, (B,) or (B, T)
+  shaper rewards, (B,) or (B, T); no metric of its own has the name of a run's
 determinism
 odd_batches
 role: an estimator ignores the incoming advantages, a transform uses them, and a mask (`last=True`) sets tokens to 0 by

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from ..credit.flow import checked_draw
+from ..credit.flow import checked_draw, sampler_metrics
 from ..types import PromptOutcome, PromptPool
 from .rules import Broken, Checks, over, through_json
 
@@ -89,6 +89,7 @@ class SamplerChecks(Checks):
             if drawn is None:
                 break
             sampler.observe([trial.outcome(row, number) for row in drawn])
+            sampler_metrics(sampler)
         return found
 
     @over("varied")

@@ -181,6 +181,16 @@ class HookChecks(TensorChecks):
             advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(batch, stage, training=training))
         return advantages_B_T
 
+    def run(self) -> None:
+        super().run()
+        self._names_its_metrics()
+
+    @over("ordinary")
+    def _names_its_metrics(self, batch: SmallBatch) -> None:
+        used = self._copy()
+        self._all_stages(used, batch)
+        flow.hook_metrics(used)
+
     def role(self) -> None:
         self._keeps_its_role()
         same = (torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary)

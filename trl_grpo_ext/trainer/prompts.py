@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..credit.flow import checked_draw, named, plugin_label
+from ..credit.flow import checked_draw, named, plugin_label, sampler_metrics
 from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
 from ..plugins.loading import load_prompt_sampler
-from ..types import PromptOutcome, PromptPool, Rollout, implements
+from ..types import PromptOutcome, PromptPool, Rollout
 from .hook_states import KeptState, warn_on_main
 from .selected import SelectedPlugins
 from .upstream import reading
@@ -138,9 +138,8 @@ class DrawnPrompts:
                 names = self.facts.reward_names
                 self.sampler.observe(outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts))
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
-                if implements(self.sampler, "metrics"):
-                    metrics |= self.sampler.metrics()
-                self.log({f"prompts/{name}": float(value) for name, value in metrics.items()})
+                metrics |= sampler_metrics(self.sampler)
+                self.log({f"prompts/{name}": value for name, value in metrics.items()})
 
 
 def prompts_of(
