@@ -185,11 +185,14 @@ class _Probe:
             chain.append(earlier)
         words = _said(cause)
         reached = f"The script stopped before its trainer: {words}"
-        alone = "what follows is from its settings alone"
+        alone = ": what follows is from its settings alone" if len(self._made) == 2 else ""
+        unreached = ""
         if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self._machine.gpus:
-            self._add("note", "script", f"{reached} It uses a GPU, and none is here: {alone}.")
+            unreached = "It uses a GPU, and none is here"
         elif any(_is_unreachable(one) for one in chain):
-            self._add("note", "script", f"{reached} It needs the network or its cache: {alone}.")
+            unreached = "It needs the network or its cache"
+        if unreached:
+            self._add("note", "script", f"{reached} {unreached}{alone}.")
         else:  # what a real run would raise; names of older versions have their successors beside it
             unknown = {name: value for name, value in self._unknown.items() if name in words}
             old = [name for name in RENAMED if re.search(rf"['\"`-]{name}\b", words)]
@@ -208,7 +211,7 @@ class _Probe:
             except Exception as second:  # any framework's or plugin's
                 if str(second) not in str(self._problems):
                     self._add("error", "settings", _said(second))
-        self._finish()
+        self._finish(unreached=unreached and "the script stopped before its trainer")
 
     def _add(self, severity: Severity, subject: str, message: str, *fixes: str) -> None:
         self._problems.append(Problem(severity, subject, message, " ".join(fixes)))
@@ -242,7 +245,8 @@ class _Probe:
             self._add("note", "settings", " ".join(dict.fromkeys(said)))
 
     def _finish(self, **found: Any) -> NoReturn:
-        self._answer.write_bytes(pickle.dumps({**found, "machine": self._machine, "problems": self._problems}))
+        found |= {"machine": self._machine, "problems": self._problems, "settings_alone": self._settings_alone}
+        self._answer.write_bytes(pickle.dumps(found))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
