@@ -1,4 +1,4 @@
-"""What sampling with vLLM costs on the CPU, and how far it is from the trainer: the table of docs/launching.md.
+"""What sampling with vLLM costs on the CPU, and how far it is from the trainer: prints a table.
 
     python -m recipes.common.models smollm2 /tmp/smollm2
     .venv-vllm/bin/python -m bench.vllm_sampling /tmp/smollm2 [--steps 2] [--completions 16] [--tokens 64]

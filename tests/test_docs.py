@@ -42,14 +42,6 @@ def test_the_example_hook() -> None:
     assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
 
 
-def test_the_example_hook_with_needs() -> None:
-    logps = {"old_logps_B_T": torch.tensor([[-1.0, -2.0]]), "ref_logps_B_T": torch.tensor([[-1.5, -1.0]])}
-    rollout = make_rollout([2], **logps)
-    hook = example("TowardsReference")()
-    advantages = flow.apply_hooks(torch.tensor([1.0]), [hook], rollout)
-    assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
-
-
 def test_the_example_hook_that_returns_spans() -> None:
     offsets = [[(0, 2), (2, 5), (5, 8), (8, 9)], [(0, 1)]]  # "so", " so", "rry", "!"
     rollout = make_rollout([4, 1], texts=["so sorry!", "x"], offsets=lambda row: offsets[row])

@@ -39,6 +39,7 @@ def errors(found: Examination) -> list[str]:
     return [problem.message for problem in found.problems if problem.severity == "error"]
 
 
+SLOW = pytest.mark.slow
 QUICK = ("open-r1, recipes of early 2025", "TRL's scripts, QLoRA", "TRL's quick start and the HF course")
 
 
@@ -71,9 +72,58 @@ def test_examine_a_script_up_to_its_trainer(script: Script) -> None:
     assert not Path("out").exists()
 
 
+ON_WEIGHTS = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+tokenizer = AutoTokenizer.from_pretrained("MODEL")
+model = AutoModelForCausalLM.from_pretrained("MODEL")
+LINE
+args = GRPOConfig("out", use_cpu=True, bf16=False, max_completion_length=64)
+GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, processing_class=tokenizer)
+"""
+NEED_WEIGHTS = {
+    "a number": "print(model.get_input_embeddings().weight.abs().mean().item())",
+    "rows": "print(model.get_input_embeddings().weight[0].tolist())",
+    "a check": "assert all(torch.isfinite(one).all() for one in model.parameters())",
+    "an array": "model.get_input_embeddings().weight.detach().numpy()",
+    "generation": "model.generate(**tokenizer('1', return_tensors='pt'), max_new_tokens=2)",
+    "a file": "model.save_pretrained('half')",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[SLOW] * (one != "a file")) for one in NEED_WEIGHTS])
+def test_examine_does_not_blame_a_script_that_uses_the_weights(name: str) -> None:
+    Path("train.py").write_text(ON_WEIGHTS.replace("MODEL", MODEL).replace("LINE", NEED_WEIGHTS[name]))
+    found = examine(["train.py"], EIGHT)
+    assert (found.exit_code, found.unreached) == (2, "the script stopped before its trainer"), said(found)
+    assert "weights, which are not loaded here: its settings are not known either" in said(found)
+    assert not Path("half").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("model.resize_token_embeddings(len(tokenizer) + 8)", []),
+        pytest.param("raise ValueError('the column meta is missing')", ["column meta"], marks=SLOW),
+        (
+            "get_peft_model(model, LoraConfig(target_modules=['q_proj'])).requires_grad_(False)",
+            ["No weight of the model is trained"],
+        ),
+    ],
+    ids=["more tokens", "its own error", "frozen"],
+)
+def test_examine_a_model_that_the_script_changed(line: str, wrong: list[str]) -> None:
+    Path("train.py").write_text(ON_WEIGHTS.replace("MODEL", MODEL).replace("LINE", line))
+    found = errors(examine(["train.py"], EIGHT))
+    assert len(found) == len(wrong), found
+    assert all(words in one for words, one in zip(wrong, found, strict=True))
+
+
 SETTINGS_ALONE = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
 SETTINGS = f"model_name_or_path: {MODEL}\nmax_completion_length: 64\n"
-SLOW = pytest.mark.slow
 ZERO3 = {"zero_stage": 3, "zero3_init_flag": True, "gradient_accumulation_steps": 1}
 DEEPSPEED = {"distributed_type": "DEEPSPEED", "deepspeed_config": ZERO3}
 FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_eficient_loading": False}

@@ -118,6 +118,9 @@ def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) 
         model = on_meta(config)
     else:  # a script's own model: its settings are what it has
         settings["dtype"] = str(model.dtype)
+    if facts["peft_config"] is None and not trainable_of(model):
+        fix = "An adapter that goes on training is loaded with PeftModel.from_pretrained(..., is_trainable=True)."
+        yield Problem("error", "model", "No weight of the model is trained: all are frozen.", fix)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     facts.setdefault("model", str(getattr(base.config, "name_or_path", "")))
     facts["quantisation"] = facts["quantisation"] or getattr(base.config, "quantization_config", None)

@@ -117,7 +117,22 @@ class _Probe:
 
             return without_weights(cls, name, config, settings)
 
+        resize = module.PreTrainedModel.resize_token_embeddings
+        save = module.PreTrainedModel.save_pretrained
+
+        def resize_token_embeddings(model: Any, *arguments: Any, **keywords: Any) -> Any:
+            """Not by the mean of the weights, which are not there."""
+            return resize(model, *arguments[:2], **{**keywords, "mean_resizing": False})
+
+        def save_pretrained(model: Any, *arguments: Any, **keywords: Any) -> None:
+            """Refuse before a file is written, rather than at the first weight."""
+            if any(parameter.is_meta for parameter in model.parameters()):
+                raise NotImplementedError("A model on the meta device cannot be saved.")
+            save(model, *arguments, **keywords)
+
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+        module.PreTrainedModel.resize_token_embeddings = resize_token_embeddings
+        module.PreTrainedModel.save_pretrained = save_pretrained
 
     def _on_trainer(self, module: Any) -> None:
         def new(cls: Any, *_: Any, **__: Any) -> Any:
@@ -185,14 +200,17 @@ class _Probe:
             chain.append(earlier)
         words = _said(cause)
         reached = f"The script stopped before its trainer: {words}"
-        alone = ": what follows is from its settings alone" if len(self._made) == 2 else ""
-        unreached = ""
+        lacks = ""
         if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self._machine.gpus:
-            unreached = "It uses a GPU, and none is here"
+            lacks = "It uses a GPU, and none is here"
         elif any(_is_unreachable(one) for one in chain):
-            unreached = "It needs the network or its cache"
-        if unreached:
-            self._add("note", "script", f"{reached} {unreached}{alone}.")
+            lacks = "It needs the network or its cache"
+        elif any(_is_of_missing_weights(one) for one in chain):
+            lacks = "It uses the model's weights, which are not loaded here"
+        described = len(self._made) == 2
+        if lacks:
+            follows = "what follows is from its settings alone" if described else "its settings are not known either"
+            self._add("note", "script", f"{reached.rstrip('.')}. {lacks}: {follows}.")
         else:  # what a real run would raise; names of older versions have their successors beside it
             unknown = {name: value for name, value in self._unknown.items() if name in words}
             old = [name for name in RENAMED if re.search(rf"['\"`-]{name}\b", words)]
@@ -202,7 +220,7 @@ class _Probe:
             frames = traceback.extract_tb(cause.__traceback__)
             lines = [f" ({script}, line {one.lineno})" for one in frames if Path(one.filename).name == script]
             self._add("error", subject, reached + "".join(lines[-1:]), *fixes)
-        if len(self._made) == 2:
+        if described:
             from .settings_alone import construct
 
             self._settings_alone = True
@@ -211,7 +229,7 @@ class _Probe:
             except Exception as second:  # any framework's or plugin's
                 if str(second) not in str(self._problems):
                     self._add("error", "settings", _said(second))
-        self._finish(unreached=unreached and "the script stopped before its trainer")
+        self._finish(unreached=lacks and "the script stopped before its trainer")
 
     def _add(self, severity: Severity, subject: str, message: str, *fixes: str) -> None:
         self._problems.append(Problem(severity, subject, message, " ".join(fixes)))
@@ -265,6 +283,13 @@ def _is_unreachable(error: BaseException) -> bool:
     """Whether it is for lack of a network or of a cache."""
     named = any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__)
     return named or any(words in str(error).lower() for words in _OFFLINE)
+
+
+def _is_of_missing_weights(error: BaseException) -> bool:
+    """Whether it is for lack of weights: torch says that a tensor is on its meta device, in many ways."""
+    said = str(error)
+    on_meta = re.search(r"\bmeta\b", said, re.I) and re.search(r"\b(tensors?|device|backend)\b", said, re.I)
+    return bool(on_meta) or "doesn't have storage" in said
 
 
 def _said(error: BaseException) -> str:
