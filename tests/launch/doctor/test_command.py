@@ -190,9 +190,7 @@ def test_what_cannot_be_examined_is_said() -> None:
     Path("train.py").write_text(offline)
     away = examine(["train.py"])
     assert (away.exit_code, away.unreached) == (2, "the script stopped before its trainer")
-    made = (
-        f"args = GRPOConfig('out', bf16=False, max_completion_length=64)\nModelConfig(model_name_or_path={MODEL!r})\n"
-    )
+    made = f"GRPOConfig('out', bf16=False, max_completion_length=64)\nModelConfig({MODEL!r})\n"
     Path("train.py").write_text(f"from trl import GRPOConfig, ModelConfig\n{made}{offline}")
     alone = examine(["train.py"])
     assert alone.exit_code == 0, said(alone)
