@@ -161,6 +161,20 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool) -> No
             torch.testing.assert_close(found[0], expected)
 
 
+def test_tiled_logps_read_each_prompt_once(teacher: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
+    add_fused_lm_head(model)
+    ids = torch.tensor([[0, 5, 6, 7, 8, 0], [3, 4, 6, 8, 9, 5], [0, 5, 6, 9, 5, 7], [3, 4, 6, 7, 0, 0]])
+    mask = (ids > 0).long()
+    read: list[tuple[int, ...]] = []
+    model.get_decoder().register_forward_hook(lambda *called: read.append((*called[-1][0].shape[:2],)))
+    with torch.no_grad():
+        expected, found = (tiled_logps(model, ids, mask, 3, shares) for shares in (False, True))
+    assert read == [(4, 6), (2, 2), (4, 4)]
+    live = mask[:, -3:] > 0
+    torch.testing.assert_close(found[live], expected[live])
+
+
 @pytest.mark.slow
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     vocabulary = {**AutoTokenizer.from_pretrained(tiny_model).get_vocab(), "a": 4, "b": 3}

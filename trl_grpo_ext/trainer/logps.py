@@ -22,6 +22,7 @@ from ..types import (
     split_teacher,
 )
 from .batch import whole_rows
+from .compact.sampling import copies_exactly, read_once, runs_alone
 from .sampled_batch import HookLogps
 from .upstream import acting, reading
 
@@ -29,8 +30,9 @@ from .upstream import acting, reading
 class LogpsForHooks:
     """Computes the log-probabilities and entropies that the selected hooks need, with the models of a trainer."""
 
-    def __init__(self, hooks: Sequence[Any], trainer: Any, tokenizer: Any) -> None:
+    def __init__(self, hooks: Sequence[Any], trainer: Any, tokenizer: Any, share_prompts: bool = False) -> None:
         self._trainer = trainer
+        self._shares = share_prompts and runs_alone(trainer)
         self.needs = {need for hook in hooks for need in Declaration.of(hook).needs}
         for hook in hooks:
             _check(hook, trainer, tokenizer)
@@ -83,10 +85,12 @@ class LogpsForHooks:
                 return acting.policy_pass(self._trainer, batch, rows_at_once, False, model)[0]
         ids, mask = whole_rows(batch)
         parts = []
+        model = self._loaded[teacher]
+        shares = self._shares and copies_exactly(model)
         for first in range(0, ids.size(0), rows_at_once):
             rows = slice(first, first + rows_at_once)
             with torch.no_grad(), self._trainer.accelerator.autocast():
-                parts.append(tiled_logps(self._loaded[teacher], ids[rows], mask[rows], batch["completion_ids"].size(1)))
+                parts.append(tiled_logps(model, ids[rows], mask[rows], batch["completion_ids"].size(1), shares))
         return torch.cat(parts)
 
     def _after_prompts(
@@ -108,13 +112,19 @@ class LogpsForHooks:
         }
 
 
-def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
+def tiled_logps(
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, shares: bool = False
+) -> torch.Tensor:
     """Log-probabilities `(B, T)` of the last `length` tokens by TRL's head, which never makes all logits."""
     labels = ids.masked_fill(attention_mask == 0, -100)  # TRL scores the token that follows each labelled place
     labels[:, :-length] = -100
-    given = {"input_ids": ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+    prompt = ids.size(1) - length
+    cache = read_once(model, ids[:, :prompt], attention_mask[:, :prompt]) if shares else None
+    new = slice(0 if cache is None else prompt - 1, None)
+    given = {"input_ids": ids[:, new], "attention_mask": attention_mask, "labels": labels[:, new]}
+    given |= {"fused_lm_head": True, "past_key_values": cache}
     if "position_ids" in inspect.signature(getattr(model, "module", model).forward).parameters:
-        given["position_ids"] = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        given["position_ids"] = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, new]
     logps_B_T: torch.Tensor = model(**given).log_probs[:, -length:]
     return logps_B_T
 

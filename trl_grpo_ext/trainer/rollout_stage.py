@@ -52,10 +52,11 @@ class RolloutStage:
         run = (self.trainer, self.facts, plugins)
         self._section = self.facts.agreement.section
         self._chain = plugins.chain
-        self._hook_logps = LogpsForHooks(plugins.needing_logps, self.trainer, self.facts.tokenizer)
+        share = plugins.settings.share_prompts
+        self._hook_logps = LogpsForHooks(plugins.needing_logps, self.trainer, self.facts.tokenizer, share)
         self.prompts = prompts_of(*run, self.records.add_metrics)
         self._resampling = resampling_of(*run, loss_counts_rows=self.divides_by == "rows")
-        self._sharing = sharing_of(self.trainer) if plugins.settings.share_prompts else nullcontext
+        self._sharing = sharing_of(self.trainer) if share else nullcontext
         self._shapes = self._chain.acts("on_rewards")
         refuse_normalised_shapers(plugins.hooks, self.trainer.multi_objective_aggregation)
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None

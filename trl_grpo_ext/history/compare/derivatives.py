@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from ...errors import ConfigurationError
-from ...trainer.compact.sampling import copies_exactly
+from ...trainer.compact.sampling import copies_exactly, read_once
 from ..run_files import reason_of
 
 DIMENSIONS = 4096
@@ -127,14 +126,9 @@ class Policy:
 
     def _logps(self, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
         """Log-probabilities of the last `length` tokens, in float32; their prompt, the same in all rows, runs once."""
-        cache = None
-        new = ids
         before = ids.size(1) - length - 1
-        if self._shares_prompt and before and len(ids) > 1:
-            cache = DynamicCache(config=self.model.config)
-            self.model(input_ids=ids[:1, :before], past_key_values=cache, use_cache=True, **self._keep(1))
-            cache.batch_repeat_interleave(len(ids))
-            new = ids[:, before:]
+        cache = read_once(self.model, ids[:, : before + 1], mask[:, : before + 1]) if self._shares_prompt else None
+        new = ids if cache is None else ids[:, before:]
         options = {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
         logits = self.model(input_ids=new, **options, **self._keep(length + 1)).logits[:, -length - 1 : -1]
         rows = []

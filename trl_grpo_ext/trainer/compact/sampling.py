@@ -1,4 +1,4 @@
-"""Sampling with transformers, where each prompt is read once; its keys and values are copied for every completion."""
+"""Passes in which each prompt is read once: its keys and values are copied for every completion, as in sampling."""
 
 import contextlib
 import functools
@@ -16,12 +16,16 @@ from .packed import backbone_of, window_of
 
 def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
     """What the trainer's generation runs in, so that prompts are shared where one process samples and it is exact."""
-    own = trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     elsewhere = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if own or elsewhere or not copies_exactly(model):
+    if elsewhere or not runs_alone(trainer) or not copies_exactly(model):
         return contextlib.nullcontext
     return functools.partial(shared_prompts, model)
+
+
+def runs_alone(trainer: Any) -> bool:
+    """Whether no other process takes part in a pass of a model, and would have to run as many."""
+    return not (trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled)
 
 
 def copies_exactly(model: Any) -> bool:
@@ -65,20 +69,31 @@ def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> An
     plain = config.use_cache is not False and config.num_beams in (None, 1) and config.max_new_tokens is not None
     if not plain or config.cache_implementation not in (None, "static"):  # another cache is the user's choice
         return generate(**given)
+    new_cache = functools.partial(DynamicCache, config=model.config)
+    if config.cache_implementation == "static":
+        new_cache = functools.partial(StaticCache, model.config, max_cache_len=ids.size(1) + config.max_new_tokens)
+        config = copy(config)
+        config.cache_implementation = None  # `generate` takes either a cache or its name
+    with torch.no_grad():
+        cache = read_once(model, ids, mask, new_cache)
+    if cache is None:
+        return generate(**given)
+    return generate(**{**given, "generation_config": config, "past_key_values": cache})
+
+
+def read_once(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, new_cache: Callable[[], Cache] | None = None
+) -> Cache | None:
+    """Keys and values of prompts without their last tokens, of equal ones read once; None where all differ."""
     numbers: dict[tuple[int, ...], int] = {}
     rows = torch.cat([ids, mask], dim=1).tolist()
     which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
     if len(numbers) == len(rows) or ids.size(1) < 2 or not mask[:, :-1].any(dim=1).all():
-        return generate(**given)
+        return None
     firsts = [which.index(number) for number in range(len(numbers))]
-    seen = mask[firsts, :-1]  # `generate` reads the last token itself
-    cache: Cache = DynamicCache(config=model.config)
-    if config.cache_implementation == "static":
-        cache = StaticCache(config=model.config, max_cache_len=ids.size(1) + config.max_new_tokens)
-        config = copy(config)
-        config.cache_implementation = None  # `generate` takes either a cache or its name
+    seen = mask[firsts, :-1]
+    cache = DynamicCache(config=model.config) if new_cache is None else new_cache()
     read = {"input_ids": ids[firsts, :-1], "attention_mask": seen, "past_key_values": cache, "use_cache": True}
-    with torch.no_grad():
-        backbone_of(model)(position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0), **read)
+    backbone_of(model)(position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0), **read)
     cache.reorder_cache(torch.tensor(which, device=ids.device))
-    return generate(**{**given, "generation_config": config, "past_key_values": cache})
+    return cache
