@@ -65,8 +65,8 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
     One whose log goes on from another's is newer, whatever the times of copied files say; of several runs in a folder
     it is the one that saved last, with a warning. Those passed over are logged as warnings, each with the reason. It
-    reads this machine's disk alone: where machines don't share one, `SafeCheckpoints.train(resume_from_checkpoint=True)`
-    lets them agree. Not for a folder in which a run is saving at this moment.
+    reads this machine's disk alone: `SafeCheckpoints.train(resume_from_checkpoint=True)` lets machines that don't share
+    one agree. Not for a folder in which a run is saving at this moment.
 
     Args:
         output_dir: The run's `output_dir`; need not exist.
