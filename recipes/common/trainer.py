@@ -1,10 +1,12 @@
 """The recipes' trainer, and a training between two evaluations that works on every engine."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trl_grpo_ext import GRPOExtTrainer
@@ -89,11 +91,8 @@ def exit_if_stopped(trainer: RecipeTrainer) -> None:
     stopped_by = trainer.stopped_by_signal
     if stopped_by is None:
         return
-    step = trainer.state.global_step
-    folder = trainer.args.output_dir
-    trainer.accelerator.print(
-        f"{stopped_by.name}: saved checkpoint-{step} in {folder}; continue with --resume_from_checkpoint true",
-        flush=True,
-    )
+    saved = Path(trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}")
+    how = f"--resume_from_checkpoint {shlex.quote(str(saved))}"
+    trainer.accelerator.print(f"{stopped_by.name}: saved {saved}; continue with {how}", flush=True)
     leave(trainer)
     sys.exit(exit_status(stopped_by))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -61,9 +63,10 @@ def checkpoint_steps(output_dir: str | os.PathLike[str]) -> list[int]:
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint in a folder that is whole, also where plain transformers wrote it.
 
-    Those passed over are logged as warnings, each with the reason. It reads this machine's disk alone: where machines
-    don't share one, `SafeCheckpoints.train(resume_from_checkpoint=True)` lets them agree. Not for a folder in which a
-    run is saving at this moment.
+    One whose log goes on from another's is newer, whatever the times of copied files say; of several runs in a folder
+    it is the one that saved last, with a warning. Those passed over are logged as warnings, each with the reason. It
+    reads this machine's disk alone: `SafeCheckpoints.train(resume_from_checkpoint=True)` lets machines that don't share
+    one agree. Not for a folder in which a run is saving at this moment.
 
     Args:
         output_dir: The run's `output_dir`; need not exist.
@@ -79,13 +82,44 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
         steps = checkpoint_steps(output_dir)
     except OSError as error:
         raise CheckpointError(f"Cannot look for checkpoints in {output_dir}: {error}. Check the path.") from error
-    for step in steps:
-        folder = Path(output_dir) / f"checkpoint-{step}"
-        problem = checkpoint_problem(folder)
-        if problem is None:
-            return str(folder)
-        logger.warning("%s is skipped: %s", folder, problem)
+    there = [_Saved.at(Path(output_dir) / f"checkpoint-{step}", step) for step in reversed(steps)]
+    while there:
+        newest = there[0]
+        for one in there[1:]:
+            if one.goes_on_from(newest) or one.time >= newest.time:
+                newest = one
+        there.remove(newest)
+        if problem := checkpoint_problem(newest.folder):
+            logger.warning("%s is skipped: %s", newest.folder, problem)
+            continue
+        others = [one for one in there if one.step > newest.step or (one.history and not newest.goes_on_from(one))]
+        if others:
+            names = ", ".join(one.folder.name for one in others)
+            text = "%s is taken, which was saved last. Not of the same training: %s. To continue one of these, name it."
+            logger.warning(text, newest.folder, names)
+        return str(newest.folder)
     return None
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What tells which of two checkpoints is the newer one."""
+
+    folder: Path
+    step: int
+    time: float  # when it was saved, or copied
+    history: list[str]  # its log, which a resumed run goes on with
+
+    @classmethod
+    def at(cls, folder: Path, step: int) -> _Saved:
+        try:
+            history = (_json(folder / STATE) or {}).get("log_history") or []
+            return cls(folder, step, (folder / STATE).stat().st_mtime, [json.dumps(entry) for entry in history])
+        except OSError:
+            return cls(folder, step, math.inf, [])  # no whole one: looked at first, and skipped
+
+    def goes_on_from(self, earlier: _Saved) -> bool:
+        return bool(earlier.history) and self.history[: len(earlier.history)] == earlier.history
 
 
 def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = False) -> str | None:

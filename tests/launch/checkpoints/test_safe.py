@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests import forking
 from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make, same
@@ -101,6 +104,43 @@ def test_a_broken_checkpoint_is_passed_over(
     assert reason in str(checkpoint_problem(tmp_path / "checkpoint-2"))
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
     assert reason in said[-1]
+
+
+def saved(folder: Path, step: int, log: list[int], time: int) -> Path:
+    """A small checkpoint without a training state, with a log of so many losses, saved at that time."""
+    made = folder / f"checkpoint-{step}"
+    made.mkdir(exist_ok=True)
+    save_file({"w": torch.zeros(1)}, made / "model.safetensors")
+    state = made / "trainer_state.json"
+    state.write_text(json.dumps({"global_step": step, "log_history": [{"loss": loss} for loss in log]}))
+    os.utime(state, (time, time))
+    return made
+
+
+FOLDERS: dict[str, tuple[list[tuple[int, list[int], int]], int, str]] = {
+    "one run": ([(2, [], 1), (4, [1], 2), (6, [1, 2], 3)], 6, ""),
+    "copied, times equal": ([(2, [], 9), (4, [1], 9), (6, [1, 2], 9)], 6, ""),
+    "copied, times reversed": ([(4, [1], 9), (6, [1, 2], 8), (10, [1, 2, 3], 7)], 10, ""),
+    "stopped in a used folder": (
+        [(2, [8], 8), (3, [8, 9], 9), (4, [1], 1), (6, [1, 2], 2)],
+        3,
+        "checkpoint-4, checkpoint-6",
+    ),
+    "stopped before its first log": ([(3, [], 9), (6, [1, 2], 2)], 3, "checkpoint-6"),
+    "longer, in a used folder": ([(6, [1, 2], 2), (8, [8, 9], 9)], 8, "checkpoint-6"),
+    "a NaN in the log": ([(4, [math.nan], 9), (6, [math.nan, 2], 8)], 6, ""),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_newest_checkpoint_of_a_used_folder(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(checkpoint_state.logger, "warning", lambda text, *values: said.append(text % values))
+    there, newest, others = FOLDERS[name]
+    for step, log, time in there:
+        saved(tmp_path, step, log, time)
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{newest}")
+    assert [f"training: {others}." in one for one in said] == [True] * bool(others)
 
 
 @pytest.mark.slow
