@@ -109,6 +109,7 @@ def files(tmp_path: Path) -> Path:
 def test_audit_command(files: Path) -> None:
     done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
+    assert "left over: 0 of 3 different references\nread in full: 3\n  row 0, " in done.out
     assert invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3").status == 0
     for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
         refused = invoke("audit", files / "good.jsonl", "--reward", *words)

@@ -11,8 +11,7 @@ import pytest
 
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import invoke
-from trl_grpo_ext.cli.console import kind_of
-from trl_grpo_ext.plugins.kinds import FACTS, KINDS
+from trl_grpo_ext.plugins.kinds import FACTS, KINDS, kind_of
 
 ROOT = Path(__file__).parents[2]
 Listed = dict[tuple[str, str], dict[str, Any]]

@@ -12,6 +12,7 @@ import torch
 
 from docs.site.rule_tables import with_rules
 from tests.testing import wrong_aggregations, wrong_rewards
+from trl_grpo_ext import available
 from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
 from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check, make_rollout
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
@@ -52,6 +53,15 @@ class Looks:
 
 
 WANTS = f"{__name__}:Wants"
+
+
+@pytest.mark.parametrize("kind", ["aggregation", "loss-aggregation", "loss_aggregation"])
+def test_check_knows_a_kind_by_the_command_lines_word(kind: str) -> None:
+    report = check(kind, "token_mean", rules=["aggregation.run"])
+    assert (report.kind, report.ok, len(report.passed)) == ("loss_aggregation", True, 1)
+    assert [info.name for info in available(kind)] == [info.name for info in available("loss_aggregation")] != []
+    with pytest.raises(ConfigurationError, match=r"'agregation' is not .* kinds are reward, hook \(advantage_hook\),"):
+        assert_conforms("agregation", "token_mean")
 
 
 def test_the_site_lists_every_rule_with_its_reason() -> None:

@@ -246,8 +246,10 @@ def _print_audit(found: Audit) -> None:
         cut = [one for one in found.read if one.left_over]
         console.print(f"read with text left over: {len(cut):,} of {len(found.read):,} different references")
         lines = [f"row {one.row}, {one.reference}: {shown(one.read_as)}, without {shown(one.left_over)}" for one in cut]
-        whole = [one for one in found.read if not one.left_over]
-        _print_some([*lines, *(f"row {one.row}, {one.reference}: {shown(one.read_as)}" for one in whole)])
+        _print_some(lines)
+        whole = [f"row {one.row}, {one.reference}: {shown(one.read_as)}" for one in found.read if not one.left_over]
+        console.print(f"read in full: {len(whole):,}")
+        _print_some(whole)
     for problem, count in found.counts().items():
         console.print(f"{problem}: {count:,} ({count / found.rows:.2%})", style="bold red")
         of_kind = [one for one in found.findings if one.problem == problem]

@@ -12,7 +12,8 @@ from rich.text import Text
 from ..errors import ConfigurationError, PluginError
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
-from .console import KIND_HELP, kind_of, of_distribution, paragraph
+from ..plugins.kinds import kind_of
+from .console import KIND_HELP, of_distribution, paragraph
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
@@ -44,7 +45,7 @@ def check_command(
     Exits with 1 if a rule is broken and with 2 if a plugin cannot be loaded. With --strict, exits with 3 if all rules
     are kept but nothing shows that a plugin does anything.
     """
-    wanted = kind_of(kind)
+    wanted = None if kind is None else kind_of(kind)
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     given = {} if columns is None else _columns(columns)

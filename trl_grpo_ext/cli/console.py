@@ -5,13 +5,10 @@ from rich.text import Text
 
 from ..errors import ConfigurationError
 from ..plugins.discovery import Installed, PluginInfo, normalise, suggest_names
-from ..plugins.kinds import KINDS, WORDS, Kind, kind_words
+from ..plugins.kinds import WORDS
 
-KIND_HELP = f"{kind_words()}."
-_SINGULAR: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
-_WORDS: dict[str, Kind] = {
-    f"{word.replace('-', '_')}{ending}": kind for word, kind in _SINGULAR.items() for ending in ("", "s", "es")
-}
+*_FIRST, _LAST = WORDS
+KIND_HELP = f"{', '.join(_FIRST)} or {_LAST}."
 
 
 def paragraph(console: Console, text: Text, indent: int = 0) -> None:
@@ -20,16 +17,6 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
         line.rstrip()
         line.pad_left(indent)
         console.print(line, soft_wrap=True)
-
-
-def kind_of(word: str | None) -> Kind | None:
-    """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
-    if word is None:
-        return None
-    folded = word.strip().lower().replace("-", "_")
-    if folded in _WORDS:
-        return _WORDS[folded]
-    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.")
 
 
 def of_distribution(name: str, installed: Installed) -> list[PluginInfo]:

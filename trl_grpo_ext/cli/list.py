@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line
-from ..plugins.kinds import PLURALS
-from .console import KIND_HELP, kind_of, of_distribution, paragraph
+from ..plugins.kinds import PLURALS, kind_of
+from .console import KIND_HELP, of_distribution, paragraph
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def list_command(
     from ..plugins.description import overview
     from ..plugins.discovery import scan
 
-    wanted = kind_of(kind)
+    wanted = None if kind is None else kind_of(kind)
     installed = scan()
     offered = installed.plugins if distribution is None else of_distribution(distribution, installed)
     shown = [info for info in offered if wanted in (None, info.kind)]

@@ -10,7 +10,8 @@ from rich.text import Text
 from ..errors import ConfigurationError
 from ..guard.terminal import results
 from ..guard.untrusted import printable
-from .console import kind_of, paragraph
+from ..plugins.kinds import kind_of
+from .console import paragraph
 from .scaffold import PluginKind
 
 _NAME = "The name by which people select the plugin, such as answer_length."

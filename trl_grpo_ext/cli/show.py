@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ..guard.terminal import messages, results
 from ..guard.untrusted import as_json, escape, one_line, printable
-from ..plugins.kinds import LABELS
-from .console import KIND_HELP, kind_of, paragraph
+from ..plugins.kinds import LABELS, kind_of
+from .console import KIND_HELP, paragraph
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,8 @@ def show_command(
     from ..plugins.discovery import scan
 
     installed = scan()
-    found = [describe(info, installed.plugins) for info in find_named(name, kind_of(kind), installed)]
+    wanted = None if kind is None else kind_of(kind)
+    found = [describe(info, installed.plugins) for info in find_named(name, wanted, installed)]
     if json_:
         typer.echo(json.dumps([docs.plain() for docs in found], indent=2))
     else:

@@ -39,8 +39,9 @@ def step_of(path: Path) -> int:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; NaN becomes None."""
+    text = _text(path)
     try:
-        return _json(_text(path))
+        return _json(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{path} is not complete JSON ({reason_of(error)}).") from error
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AmbiguousPluginError, ConfigurationError, PluginBlockedError, UnknownPluginError
-from .kinds import GROUPS, KINDS, LABELS, Kind, check_kind, with_article
+from .kinds import GROUPS, KINDS, LABELS, Kind, kind_of, with_article
 from .selection import Selection, parse_selection
 
 OURS = "trl-grpo-ext"
@@ -70,7 +70,7 @@ def split_target(target: str) -> tuple[str, str]:
     return module.strip(), rest.partition("[")[0].strip()
 
 
-def available(kind: Kind | None = None) -> list[PluginInfo]:
+def available(kind: str | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
     Plugins that `TRL_GRPO_EXT_PLUGINS` blocks are listed too; see `is_allowed`.
@@ -78,9 +78,8 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
     Raises:
         ConfigurationError: There is no such kind.
     """
-    if kind is not None:
-        check_kind(kind)
-    return [info for info in scan().plugins if kind in (None, info.kind)]
+    wanted = None if kind is None else kind_of(kind)
+    return [info for info in scan().plugins if wanted in (None, info.kind)]
 
 
 def is_allowed(info: PluginInfo) -> bool:

@@ -1,5 +1,6 @@
 """The kinds of plugin in one table; a row is all that loading, listing and the commands know of a kind."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -127,17 +128,21 @@ PLURALS: dict[Kind, str] = {kind: _plural(label) for kind, label in LABELS.items
 GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
 
+_READ: dict[str, Kind] = {
+    f"{word}{ending}": facts.kind
+    for facts in _ROWS
+    for word in (facts.kind, facts.word.replace("-", "_"))
+    for ending in ("", "s", "es")
+}
 
-def check_kind(kind: str) -> None:
-    """Refuse what is no kind."""
-    if kind not in KINDS:
-        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
 
-
-def kind_words(last: str = "or") -> str:
-    """The kinds' words, as a list for a sentence."""
-    *first, end = WORDS
-    return f"{', '.join(first)} {last} {end}"
+def kind_of(word: str) -> Kind:
+    """Read a kind: `advantage_hook`, `hook`, `advantage-hooks`, `Token Loss`, ...; a `ConfigurationError` if none."""
+    folded = re.sub("[- ]", "_", str(word).strip().lower())
+    if folded in _READ:
+        return _READ[folded]
+    known = ", ".join(f"{facts.word} ({kind})" if facts.word != kind else kind for kind, facts in FACTS.items())
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {known}.")
 
 
 def with_article(kind: Kind) -> str:

@@ -20,7 +20,7 @@ from ..types import Declaration, acting_order, implements
 from .building import build, check_parameters, describe, import_plugin, plugin_code
 from .checking import check_contract
 from .discovery import ENVIRONMENT_VARIABLE, PluginInfo, available, find, is_allowed
-from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
+from .kinds import FACTS, GROUPS, LABELS, Kind, kind_of, with_article
 from .selection import Selection, parse_selection
 
 __all__ = [
@@ -143,7 +143,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         PluginContractError: Its role, declaration or signatures are not those of the contract, or of another version.
         ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
     """
-    if isinstance(selection_or_object, list | tuple) and kind in KINDS and not FACTS[kind].several:
+    kind = kind_of(kind)
+    if isinstance(selection_or_object, list | tuple) and not FACTS[kind].several:
         combine = " Combine them by {name: all_of, filters: [...]}." if kind == "group_filter" else ""
         raise ConfigurationError(f"Select one {LABELS[kind]}, not a list: {selection_or_object!r}.{combine}")
     if not isinstance(selection_or_object, str | Mapping | Selection):
@@ -313,7 +314,6 @@ def _is_built(kind: Kind, value: Any) -> bool:
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
-    check_kind(kind)
     name = getattr(plugin, "__qualname__", "")
     if isinstance(plugin, type):
         raise PluginTypeError(f"{subject} is the class {name}, not {with_article(kind)}: pass {name}(...).")

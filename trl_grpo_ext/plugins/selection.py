@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number
 from ..guard.untrusted import EXPONENT_WITHOUT_POINT, parse_yaml
-from .kinds import FACTS, Kind, check_kind, with_article
+from .kinds import FACTS, Kind, kind_of, with_article
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     Raises:
         ConfigurationError: The value is none of these; the message shows it.
     """
-    check_kind(kind)
+    kind = kind_of(kind)
     mapping: Any = value
     if isinstance(value, Selection):
         mapping = {**value.parameters, "name": str(value), **_settings(value)}

@@ -17,7 +17,7 @@ from ..guard.parameters import checked_number
 from ..guard.untrusted import one_line, printable
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find
-from ..plugins.kinds import FACTS, LABELS, Kind, check_kind
+from ..plugins.kinds import FACTS, LABELS, Kind, kind_of
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
@@ -108,11 +108,11 @@ class Report:
         return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines())
 
 
-def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
+def check(kind: str, plugin_or_selection: Any, **options: Any) -> Report:
     """Check a plugin against every rule of its kind.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `KINDS`, or a word that the commands take, such as "hook".
         plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
         **options: `OPTIONS`, which docs/writing_plugins.md explains; None leaves it to the plugin's declaration.
 
@@ -120,14 +120,14 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
         ConfigurationError: There is no such kind, rule or option.
         PluginError: The plugin cannot be loaded, or is not of the form of its kind.
     """
-    check_kind(kind)
+    of_kind = kind_of(kind)
     given = {key: value for key, value in options.items() if value is not None}
     _check_keys(given, "check")
-    rules = rules_of(kind, given.get("rules"))
+    rules = rules_of(of_kind, given.get("rules"))
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        checks = _checks(kind, plugin_or_selection, given)
+        checks = _checks(of_kind, plugin_or_selection, given)
         found = _findings(rules, checks)
         broken = {rule: one for rule, one in found.items() if isinstance(one, Broken)}
         no_effect = ""
@@ -135,7 +135,7 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
             no_effect = "" if broken else checks.no_effect()
     return Report(
         subject=checks.name,
-        kind=kind,
+        kind=of_kind,
         passed=tuple(rule for rule, one in found.items() if one is None),
         violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken.items()),
         skipped=tuple((rule, str(one)) for rule, one in found.items() if isinstance(one, NotChecked)),
@@ -144,7 +144,7 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     )
 
 
-def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
+def assert_conforms(kind: str, plugin_or_selection: Any, **options: Any) -> None:
     """Check a plugin like `check`, and raise if it breaks a rule: for tests.
 
     Raises:

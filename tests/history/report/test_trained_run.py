@@ -99,6 +99,13 @@ def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, s
     assert run.history == whole.history
 
 
+def test_a_run_of_plain_trl_has_no_records_of_ours(own_runs: Path) -> None:
+    for name, what in (("trl_grpo_ext_settings.json", "hyper-parameters"), ("trl_grpo_ext_plugins.json", "plugins")):
+        (own_runs / "one" / name).unlink()
+        sentence = f"No {what} are shown: there is no {name}, which plain TRL does not write."
+        assert sentence in load_run(own_runs / "one").missing
+
+
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:

@@ -75,6 +75,15 @@ RUN_FILES = (
         ("error",),
     ),
     RunFile(
+        "plugins of ours, of each kind",
+        HEAD + "rewards: [gsm8k_accuracy]\nadvantage_hooks: [centred]\nloss_aggregation: seq_mean_token_mean\n"
+        "resample: signal\ntoken_losses: [topr]\nprompt_sampler: retire_solved\n",
+        (
+            "; advantage hooks centred; loss aggregation seq_mean_token_mean; group filter signal; token losses topr; "
+            "prompt sampler retire_solved",
+        ),
+    ),
+    RunFile(
         "plugins of ours, one that does not exist",
         HEAD + "rewards: [gsm8k_acuracy]\n",
         ("gsm8k_accuracy",),

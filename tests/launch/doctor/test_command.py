@@ -186,6 +186,15 @@ def test_what_cannot_be_examined_is_said() -> None:
     Path("train.py").write_text("print('nothing to train')\n")
     nothing = examine(["train.py"])
     assert (nothing.exit_code, nothing.unreached) == (2, "the script ended without constructing a trainer")
+    offline = "raise ConnectionError('the hub is away')\n"
+    Path("train.py").write_text(offline)
+    away = examine(["train.py"])
+    assert (away.exit_code, away.unreached) == (2, "the script stopped before its trainer")
+    made = f"GRPOConfig('out', bf16=False, max_completion_length=64)\nModelConfig({MODEL!r})\n"
+    Path("train.py").write_text(f"from trl import GRPOConfig, ModelConfig\n{made}{offline}")
+    alone = examine(["train.py"])
+    assert alone.exit_code == 0, said(alone)
+    assert said(alone).startswith("No problems found in the settings, which is all that was examined: ")
     Path("train.py").write_text("import os\nprint('last words')\nos._exit(3)\n")
     assert "last words" in said(examine(["train.py"]))
     Path("train.py").write_text("raise SystemExit('no data: [bold]\\x1b[31m')\n")

@@ -151,6 +151,9 @@ def _entries(values: Any) -> History:
 
 def _recorded(path: Path, what: str, read: Callable[[Path], Any], note: files.Say) -> Any:
     """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
+    if not path.exists():
+        note(f"No {what} are shown: there is no {path.name}, which plain TRL does not write.")
+        return None
     try:
         return read(path)
     except (ManifestError, files.UnreadableError, OSError) as error:

@@ -76,7 +76,8 @@ class Case:
         parts += [f"{self.model or 'no model is named'}{size}", f"{weights}{quantised}"]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
-        for kind in ("rewards", "advantage_hooks", "loss_aggregation", "group_filter"):
+        of_ours = ("advantage_hooks", "loss_aggregation", "group_filter", "token_losses", "prompt_sampler")
+        for kind in ("rewards", *of_ours):
             plugins = self.rewards if kind == "rewards" else getattr(trainer, kind, None)
             listed = plugins if isinstance(plugins, list | tuple) else [plugins]
             if own := [one if isinstance(one, str) else plugin_label(one) for one in listed if one]:

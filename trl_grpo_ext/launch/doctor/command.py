@@ -38,6 +38,7 @@ class Examination:
     memory: Memory | None = None  # None without sizes or sound settings
     unreached: str = ""  # why no trainer was seen, if that is no problem of the run
     said: str = ""  # the script's last words
+    settings_alone: bool = False  # the trainer was not the script's
 
     @property
     def exit_code(self) -> int:
@@ -131,7 +132,8 @@ def render(examination: Examination, console: Console) -> None:
     """Print the verdict, what is wrong, and what would run; content of files is never markup."""
     counts = {severity: sum(p.severity == severity for p in examination.problems) for severity in _STYLES}
     listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)
-    verdict = Text("No problems found", _STYLES["note"])
+    where = " in the settings, which is all that was examined" if examination.settings_alone else ""
+    verdict = Text(f"No problems found{where}", _STYLES["note"])
     if counts["error"]:
         verdict = Text("This run will fail", _STYLES["error"])
     elif examination.unreached:

@@ -263,7 +263,8 @@ class _Probe:
             self._add("note", "settings", " ".join(dict.fromkeys(said)))
 
     def _finish(self, **found: Any) -> NoReturn:
-        self._answer.write_bytes(pickle.dumps({**found, "machine": self._machine, "problems": self._problems}))
+        found |= {"machine": self._machine, "problems": self._problems, "settings_alone": self._settings_alone}
+        self._answer.write_bytes(pickle.dumps(found))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
