@@ -116,8 +116,20 @@ def test_record_steps() -> None:
     assert [value for _, value in summed.step_rewards] == [1.0, 1.0, 0.0]
 
 
-def test_a_trajectory_rubric_as_openenv_has_it() -> None:
-    environment = SimpleNamespace(rubric=SimpleNamespace(compute_step_rewards=lambda: [0.25, 0.5, 1.0]))
-    [score] = EnvironmentSteps(score="last")(completions=[TWO], environments=[environment])
+def test_a_trajectory_rubric_of_openenv() -> None:
+    rubrics = pytest.importorskip("openenv.core.rubrics", reason="needs openenv-core")
+
+    class Won(rubrics.ExponentialDiscountingTrajectoryRubric):  # type: ignore[name-defined,misc]
+        def score_trajectory(self, trajectory: Any) -> float:
+            return float(trajectory[-1][1].won)
+
+    def played(*observations: Any) -> Any:
+        rubric = Won(gamma=0.5)
+        for observation in observations:
+            rubric("move", observation)
+        return SimpleNamespace(rubric=rubric)
+
+    going, won = SimpleNamespace(done=False, won=False), SimpleNamespace(done=True, won=True)
+    [score] = EnvironmentSteps(score="last")(completions=[TWO], environments=[played(going, going, won)])
     assert score == 1.0
     assert {part.places[0].turn: part.score for part in score.parts} == {0: 0.75, 2: 1.0}
