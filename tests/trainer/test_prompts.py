@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from trl import GRPOTrainer
 
 from tests.support import Run, prompts, relative_gap, train
@@ -126,6 +127,32 @@ def test_a_run_goes_on_with_another_sampler(tiny_model: Path, tmp_path: Path) ->
         assert [outcome.row for outcome in sampler.seen[0]] == rows
     with pytest.warns(ManifestWarning, match="state of the prompt sampler"):
         sampled(tiny_model, tmp_path / "on", None, resume=str(tmp_path / "in_order" / "checkpoint-2"), **at)
+
+
+CHANGED: dict[str, tuple[dict[str, Any], str, list[int]]] = {
+    "fewer rows": ({"prompt_count": 6}, "drew 2 of 8 prompts a round, and this run draws 2 of 6", [4, 5]),
+    "a larger batch": ({"per_device_train_batch_size": 16}, "and this run draws 4 of 8", [4, 5, 6, 7]),
+    "smaller groups": ({"num_generations": 2}, "and this run draws 4 of 8", [4, 5, 6, 7]),
+    "other prompts": (
+        {"train_dataset": Dataset.from_dict({"prompt": ["b "] * 8})},
+        "drew from 8 other prompts",
+        [4, 5],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_run_does_not_resume_on_other_prompts_unsaid(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    changes, says, rows = CHANGED[name]
+    sampled(tiny_model, tmp_path, "in_order", max_steps=2, save_strategy="steps", save_steps=1)
+    at = {"resume": str(tmp_path / "checkpoint-2"), "max_steps": 3, **changes}
+    with pytest.raises(ConfigurationError, match=says):
+        sampled(tiny_model, tmp_path / "on", "in_order", **at)
+    sampler = Recorded(*([*range(first, first + len(rows))] for first in range(0, 6, len(rows))))
+    with pytest.warns(ManifestWarning, match=f"'recorded' starts over: the checkpoint .*{says}"):
+        sampled(tiny_model, tmp_path / "on", sampler, plugin_changes="warn", **at)
+    assert [outcome.row for outcome in sampler.seen[0]] == rows
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Which training prompts a generation batch is sampled for: dealt by TRL's loader, or drawn here, on rank 0."""
 
+import hashlib
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,10 +54,12 @@ class DrawnPrompts:
         self._started = False
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
+        self._pool: list[Any] = []  # rows, prompts of a round, and a digest of the prompts
 
     def state(self) -> dict[str, Any]:
         return {
             "of": plugin_label(self.sampler),
+            "pool": self._pool,
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
             "sampler": dict(self.sampler.state_dict()) if self._started and self.facts.rank == 0 else {},
@@ -71,16 +75,27 @@ class DrawnPrompts:
             what = "does not say which prompts were drawn" if saved is None else "was saved inside a generation batch"
             raise ConfigurationError(f"{self.drawing}: the checkpoint {what}. Take another, or start from its model.")
         self._drawn = saved["rounds_drawn"]
-        of = saved.get("of", plugin_label(self.sampler))
-        if of != plugin_label(self.sampler):
-            self._drawn -= len(saved["ahead"])
-            self._start_over(f"has the state of {of!r}")
-            return
         with self._plugin_code():
             self._start()
+        pool = saved.get("pool") or self._pool
+        of = saved.get("of", plugin_label(self.sampler))
+        if pool != self._pool and self.on_changes == "stop":
+            how = "Take its data and batch, or set plugin_changes: warn, and the sampler starts over"
+            raise ConfigurationError(f"{self.drawing}: the checkpoint {self._other(pool)}. {how}.")
+        if of != plugin_label(self.sampler) or pool != self._pool:
+            self._drawn = (self._drawn - len(saved["ahead"])) * pool[1] // self._pool[1]
+            self._start_over(self._other(pool) if pool != self._pool else f"has the state of {of!r}")
+            return
+        with self._plugin_code():
             if self.facts.rank == 0:
                 self.sampler.load_state_dict(saved["sampler"])
         self._ahead = [list(prompts) for prompts in saved["ahead"]]
+
+    def _other(self, pool: Sequence[Any]) -> str:
+        """How the prompts of a checkpoint are not those of this run."""
+        if pool[:2] == self._pool[:2]:
+            return f"drew from {pool[0]} other prompts"
+        return f"drew {pool[1]} of {pool[0]} prompts a round, and this run draws {self._pool[1]} of {self._pool[0]}"
 
     def _start_over(self, why: str) -> None:
         warn_on_main(self.trainer.args, f"The {self._label} starts over: the checkpoint {why}.")
@@ -96,6 +111,8 @@ class DrawnPrompts:
             return
         self._started = True
         self._rows, make_sampler = reading.training_data_of(self.trainer)
+        count = int(self.trainer.args.generation_batch_size) // self.facts.num_generations
+        self._pool = [len(self._rows), count, digest_of(self._rows)]
         if self.facts.rank == 0:
             order = orders_of(make_sampler())
             self.sampler.start(PromptPool(rows=self._rows, seed=int(self.trainer.args.seed), order=order))
@@ -118,9 +135,8 @@ class DrawnPrompts:
         with self._plugin_code():
             self._start()
             if self.facts.rank == 0:
-                count = int(self.trainer.args.generation_batch_size) // self.facts.num_generations
-                drawn = self.sampler.draw(count, self._drawn)
-                found = [checked_draw(drawn, count, len(self._rows), self._label)]
+                rows, count, _ = self._pool
+                found = [checked_draw(self.sampler.draw(count, self._drawn), count, rows, self._label)]
         if self.facts.ranks > 1:
             broadcast_object_list(found, from_process=0)
         if found[0] is None:
@@ -139,7 +155,7 @@ class DrawnPrompts:
                 self.sampler.observe(outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts))
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 metrics |= sampler_metrics(self.sampler)
-                self.log({f"prompts/{name}": value for name, value in metrics.items()})
+                self.log({f"prompts/{name}": float(value) for name, value in metrics.items()})
 
 
 def prompts_of(
@@ -199,6 +215,14 @@ def _deviation(values: torch.Tensor) -> float:
     if len(known) < 2:
         return 0.0 if known else math.nan
     return statistics.stdev(known)  # of equal numbers exactly 0
+
+
+def digest_of(rows: Any) -> str:
+    """Tells other training data by about a thousand of their prompts."""
+    prompts = rows.select_columns("prompt") if hasattr(rows, "select_columns") else rows  # decodes nothing else
+    shown = [prompts[number].get("prompt") for number in range(0, len(rows), max(1, len(rows) // 1000))]
+    text = json.dumps(shown, skipkeys=True, default=lambda value: type(value).__name__)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def orders_of(sampler: Any) -> Callable[[int], list[int]]:
