@@ -71,9 +71,9 @@ def test_chain_names_each_hooks_metrics() -> None:
 @pytest.mark.parametrize("name", ["mean", "std", "sign_flips", "mass_moved"])
 def test_chain_refuses_metrics_of_a_figures_name(name: str) -> None:
     hook = adding(1.0, "on_rollout")
-    hook.metrics = {"forward/mean": 0.1, "size": torch.tensor(2.0)}  # it has no second stage
+    hook.metrics = {"forward/mean": 0.1, "size": 2.0}  # it has no second stage
     chain = HookChain([hook, hook])
-    own = {"forward/mean": pytest.approx(0.1), "size": 2.0}
+    own = hook.metrics
     assert chain.metrics() == {f"advantage/{hook}/{what}": of for hook in ("Add", "Add_2") for what, of in own.items()}
     hook.metrics = {name: 0.5}
     with pytest.raises(PluginOutputError, match=f"'Add': its metric '{name}' has the name of one that the run logs"):
@@ -81,9 +81,6 @@ def test_chain_refuses_metrics_of_a_figures_name(name: str) -> None:
     shaper = Hook("s", "shaper")  # which has no advantages to log
     shaper.metrics = {name: 0.5}
     assert HookChain([shaper]).metrics() == {f"advantage/s/{name}": 0.5}
-    hook.metrics = {"size": [1.0]}
-    with pytest.raises(PluginOutputError, match=r"numbers by name, got \{'size': \[1.0\]\}"):
-        chain.metrics()
 
 
 SHAPER, OTHER_SHAPER = Hook("s", "shaper"), Hook("s2", "shaper", 3.0)

@@ -7,7 +7,7 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -166,35 +166,26 @@ def verdicts_by_group(
     return known
 
 
-def hook_metrics(hook: Any) -> dict[str, float]:
+def hook_metrics(hook: Any) -> Mapping[str, float]:
     """The hook's own metrics by name, in which those of `chain.metrics_of` are refused."""
     stages = [stage for stage in ("on_rollout", "on_forward") if implements(hook, stage)]
     taken = [f"{prefix}{figure}" for prefix, _ in zip(("", "forward/"), stages, strict=False) for figure in FIGURES]
-    return own_metrics(f"advantage hook {plugin_label(hook)!r}", getattr(hook, "metrics", {}), taken)
+    return refuse_taken(f"advantage hook {plugin_label(hook)!r}", getattr(hook, "metrics", {}), taken)
 
 
-def sampler_metrics(sampler: Any) -> dict[str, float]:
+def sampler_metrics(sampler: Any) -> Mapping[str, float]:
     """The prompt sampler's own metrics by name, where `drawn` is the run's."""
     found = sampler.metrics() if implements(sampler, "metrics") else {}
-    return own_metrics(f"prompt sampler {plugin_label(sampler)!r}", found, ("drawn",))
+    return refuse_taken(f"prompt sampler {plugin_label(sampler)!r}", found, ["drawn"])
 
 
-def own_metrics(label: str, metrics: Any, taken: Sequence[str]) -> dict[str, float]:
-    """A plugin's own metrics as numbers by name; refused if they are not, or if the run has a metric of that name."""
-    try:
-        numbers = {name: float(value) for name, value in metrics.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise PluginOutputError(f"{label}: metrics must be numbers by name, got {metrics!r:.200}.") from error
-    refuse_taken(label, numbers, taken)
-    return numbers
-
-
-def refuse_taken(label: str, names: Iterable[str], taken: Sequence[str]) -> None:
-    """Refuse names under which a run logs figures of its own on the plugin: two values would come under one key."""
-    for name in names:
+def refuse_taken(label: str, metrics: Mapping[str, Any], taken: Sequence[str]) -> Mapping[str, Any]:
+    """A plugin's own metrics; refused if one has the name of what a run logs of it, or two would have one key."""
+    for name in metrics:
         if name in taken:
             what = f"its metric {name!r} has the name of one that the run logs of it ({', '.join(taken)})"
             raise PluginOutputError(f"{label}: {what}. Give it another name.")
+    return metrics
 
 
 def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | None:

@@ -61,8 +61,7 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
 def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
     """What a token loss logs of a micro-batch, by name, `(B, T)`, 0 off the mask."""
     found = _named_values(plugin, "measures", on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach())))
-    refuse_taken(f"token loss {plugin_label(plugin)!r}: measures", found, ("mean",))
-    return found
+    return refuse_taken(f"token loss {plugin_label(plugin)!r}: measures", found, ["mean"])
 
 
 def _named_values(plugin: Any, method: str, context: Rollout | LossTerms) -> dict[str, torch.Tensor]:

@@ -156,7 +156,9 @@ class HookChecks(TensorChecks):
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
         """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
         if stage != "on_rewards":
-            return flow.run_hook(hook, stage, advantages_B_T, context)
+            result_B_T = flow.run_hook(hook, stage, advantages_B_T, context)
+            flow.hook_metrics(hook)  # refuses names
+            return result_B_T
         if self.declared.changes_weights:
             added = (flow.shape_rewards(hook, context, "").rewards_B - context.rewards_B).nan_to_num(nan=0.0)
             added_B_T: torch.Tensor = added.unsqueeze(1) * context.mask_B_T
@@ -180,16 +182,6 @@ class HookChecks(TensorChecks):
         for stage in self.stages:
             advantages_B_T = self._run(hook, stage, advantages_B_T, self._context(batch, stage, training=training))
         return advantages_B_T
-
-    def run(self) -> None:
-        super().run()
-        self._names_its_metrics()
-
-    @over("ordinary")
-    def _names_its_metrics(self, batch: SmallBatch) -> None:
-        used = self._copy()
-        self._all_stages(used, batch)
-        flow.hook_metrics(used)
 
     def role(self) -> None:
         self._keeps_its_role()

@@ -121,7 +121,7 @@ def tiled_logps(
     prompt = ids.size(1) - length
     cache = read_once(model, ids[:, :prompt], attention_mask[:, :prompt]) if shares else None
     new = slice(0 if cache is None else prompt - 1, None)
-    given = {"input_ids": ids[:, new], "attention_mask": attention_mask, "labels": labels[:, new]}
+    given: dict[str, Any] = {"input_ids": ids[:, new], "attention_mask": attention_mask, "labels": labels[:, new]}
     given |= {"fused_lm_head": True, "past_key_values": cache}
     if "position_ids" in inspect.signature(getattr(model, "module", model).forward).parameters:
         given["position_ids"] = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, new]

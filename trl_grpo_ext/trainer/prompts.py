@@ -155,7 +155,7 @@ class DrawnPrompts:
                 self.sampler.observe(outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts))
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 metrics |= sampler_metrics(self.sampler)
-                self.log({f"prompts/{name}": value for name, value in metrics.items()})
+                self.log({f"prompts/{name}": float(value) for name, value in metrics.items()})
 
 
 def prompts_of(
