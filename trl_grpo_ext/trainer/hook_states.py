@@ -67,7 +67,7 @@ class UnusedStates(TrainerCallback):
 
 
 class BatchPlace(TrainerCallback):
-    """Says to `PromptsState` and `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
+    """Says in the state, for `PromptsState` and `SaveOnSignal`, whether a run could resume after this step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
