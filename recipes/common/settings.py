@@ -130,8 +130,10 @@ def check_setup(
         with state.local_main_process_first():
             models.make(models.cache_folder())
         model_args.model_name_or_path = str(models.cache_folder())
-    if Path(args.output_dir).exists() and not Path(args.output_dir).is_dir():
-        raise RecipeError(f"{args.output_dir!r} (--output_dir) is a file, not a folder.")
+    output = Path(args.output_dir).absolute()
+    there = next(one for one in (output, *output.parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RecipeError(f"{args.output_dir!r} (--output_dir): {str(there)!r} is no folder that can be written to.")
     if Path(args.output_dir).resolve() == Path(str(model_args.model_name_or_path)).resolve():
         raise RecipeError(
             f"{args.output_dir!r} is both --output_dir and the model to start from: choose another folder."

@@ -100,6 +100,7 @@ FAILURES = {
     "too few problems": ("--train_problems 3", ("3 training problem(s)", "takes 4")),
     "no model": ("--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct", ("cannot be downloaded", "--embedded")),
     "nothing to resume": ("--resume_from_checkpoint true", ("no complete checkpoint", "output'")),
+    "no place to write": ("--output_dir /dev/null/run", ("--output_dir", "'/dev/null' is no folder")),
     "another engine": ("--engine zero3", ("made for engine zero3", "the launch is one_process")),
 }
 

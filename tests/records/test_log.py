@@ -61,6 +61,22 @@ def test_live_log_is_the_history(tiny_model: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]  # 3 anew; 4 and 5 are gone
 
 
+def test_token_records_of_an_earlier_run_go(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"token_records": 4, "save_strategy": "steps", "save_steps": 2}
+    train(tiny_model, tmp_path, max_steps=4, **settings)
+    (tmp_path / "token_records" / "step_notes.parquet").touch()  # not ours
+    train(tiny_model, tmp_path, max_steps=3, resume=str(tmp_path / "checkpoint-2"), **settings)
+    assert recorded(tmp_path) == ["step_00001", "step_00002", "step_00003", "step_notes"]
+    train(tiny_model, tmp_path, max_steps=1, **settings)
+    assert recorded(tmp_path) == ["step_00001", "step_notes"]
+    train(tiny_model, tmp_path, max_steps=1)
+    assert recorded(tmp_path) == ["step_notes"]
+
+
+def recorded(folder: Path) -> list[str]:
+    return sorted(path.stem for path in (folder / "token_records").iterdir())
+
+
 def test_a_log_that_cannot_be_written_costs_the_log_alone(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / LOG_FILE).mkdir()
     with pytest.warns(UserWarning, match=LOG_FILE):

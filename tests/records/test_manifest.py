@@ -20,7 +20,15 @@ from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.calls import reward_name
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, hash_of_module, version_notes
+from trl_grpo_ext.records.manifest import (
+    HIDDEN,
+    Manifest,
+    PluginRecord,
+    differences,
+    hash_of_module,
+    plain_mapping,
+    version_notes,
+)
 
 # ---------------------------------------------------------------------------------------------- differences
 
@@ -237,6 +245,30 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     assert all(record.source_hash for record in records)
     changing = load_advantage_hooks({"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40})[0]
     assert Manifest.of(bare([], [changing])).plugins[0].parameters is None
+
+
+KEY = "sk-" + "a1" * 10
+HIDDEN_IN: dict[str, tuple[Any, Any]] = {
+    "headers": (
+        {"Authorization": "Basic a", "X-Auth": "b", "x-api-key": "c", "n": 1},
+        {"Authorization": HIDDEN, "X-Auth": HIDDEN, "x-api-key": HIDDEN, "n": 1},
+    ),
+    "openaiKey": ("s", HIDDEN),
+    "hf_token": ("s", HIDDEN),
+    "keys": ([KEY, "answer"], [HIDDEN, "answer"]),
+    "pat": ("ghp_" + "a1" * 18, HIDDEN),
+    "url": ("http://u:p@h/v1?n=1&api_key=s&m=2", f"http://{HIDDEN}@h/v1?n=1&api_key={HIDDEN}&m=2"),
+    "command": ("curl -H 'Authorization: Bearer s-1'", f"curl -H 'Authorization: Bearer {HIDDEN}'"),
+    "pad_token": ("<pad>", "<pad>"),
+    "monkey": ("sk-learn, hf_model", "sk-learn, hf_model"),
+    "max_tokens": (5, 5),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN_IN)
+def test_secrets_are_not_recorded(name: str) -> None:
+    value, recorded = HIDDEN_IN[name]
+    assert plain_mapping({name: value}) == {name: recorded}
 
 
 def test_the_policy_of_a_guard_given_in_python_is_a_difference() -> None:

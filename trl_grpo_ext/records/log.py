@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
 from .findings import findings_of
+from .token_records import remove_records_after
 
 __all__ = ["LOG_FILE", "LiveLog"]
 
@@ -33,11 +34,15 @@ class LiveLog(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the history so far; a resumed run drops the entries after its checkpoint."""
+        """Write the history so far; entries and token records after its end, of an earlier run, go."""
         if state.is_world_process_zero:
             self._path = Path(args.output_dir) / LOG_FILE
             self._written = 0
             self._write(state.log_history, "w")
+            try:
+                remove_records_after(state.global_step, args.output_dir)
+            except OSError as error:
+                warnings.warn(f"Token records of an earlier run stay: {error}.", stacklevel=2)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Append the new entries of the history."""

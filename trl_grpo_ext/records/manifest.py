@@ -39,8 +39,16 @@ _FORMAT = 1
 _OTHERS: tuple[Kind, ...] = ("advantage_hook", "token_loss", "loss_aggregation", "prompt_sampler", "group_filter")
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
-_SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token|(^|_)(token|key)$", re.I)
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET = re.compile(
+    r"api[_-]?key|secret|passw(or)?d|credential|authorization|x-auth|(access|auth|hf|bearer)_?token"
+    r"|(^|(?<!pad)(?<!eos)(?<!bos)(?<!unk)_)token$|(^|[_-]|(?-i:(?<=[a-z])(?=K)))key$",
+    re.I,
+)
+_SECRET_IN_TEXT = re.compile(
+    r"(://)[^/@\s]+(?=@)|(\bBearer )[^\s'\"]+|([?&](?i:\w*key|\w*token|secret|password|sig|signature)=)[^&#\s]+"
+    r"|\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[abp])[-_][\w-]{16,}"
+)
+"""The user in a URL, a header's token, a URL's parameter, and tokens that say by their beginning what they are."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ def hash_of_module(module: str) -> str | None:
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Parameters as JSON; keys, tokens, passwords and the user part of URLs become `HIDDEN`."""
+    """Parameters as JSON; what a name or a text's form says to be a key, token or password becomes `HIDDEN`."""
     return {str(key): HIDDEN if _SECRET.search(str(key)) else plain_value(value) for key, value in values.items()}
 
 
@@ -264,7 +272,7 @@ def plain_value(value: Any) -> Any:
         case None | bool():
             return value
         case str():
-            return _USER_IN_URL.sub(HIDDEN, value)
+            return _SECRET_IN_TEXT.sub(lambda found: "".join(filter(None, found.groups())) + HIDDEN, value)
         case Integral():
             return int(value)
         case Real():

@@ -163,6 +163,14 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
     return path
 
 
+def remove_records_after(step: int, output_dir: str) -> None:
+    """Remove the files of later steps, which an earlier run wrote."""
+    for path in (Path(output_dir) / FOLDER).glob("step_*.parquet"):
+        digits = path.stem.removeprefix("step_")
+        if digits.isdecimal() and int(digits) > step:
+            path.unlink()
+
+
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
     turns = rollout.turns_B_T[row, : len(ids)].tolist()

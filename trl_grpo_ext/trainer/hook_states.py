@@ -11,6 +11,7 @@ from ..credit.flow import plugin_label
 from ..guard.calls import unique_names
 from ..types import implements
 from .plugin_records import ManifestWarning
+from .upstream import reading
 
 
 class KeptState(TrainerCallback, ExportableState):
@@ -63,6 +64,16 @@ class UnusedStates(TrainerCallback):
         for name, owners in (("AdvantageHookStates", "advantage hooks"), ("PromptsState", "the prompt sampler")):
             if name not in self._used and state.stateful_callbacks.pop(name, None) is not None:
                 warn_on_main(args, f"Not used is the checkpoint's state of {owners}.")
+
+
+class BatchPlace(TrainerCallback):
+    """Says in the state, for `PromptsState` and `SaveOnSignal`, whether a run could resume after this step."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        state.inside_a_batch = reading.inside_a_batch(self._trainer)
 
 
 def warn_on_main(args: Any, text: str) -> None:

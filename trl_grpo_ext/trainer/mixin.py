@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
-from .hook_states import AdvantageHookStates, UnusedStates, has_state
+from .hook_states import AdvantageHookStates, BatchPlace, UnusedStates, has_state
 from .logps import needs_reference
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
@@ -53,6 +53,7 @@ class Extension:
         rewards.set_weights(trl)
         facts = reading.RunFacts(trl)
         trl.add_callback(LiveLog())
+        trl.add_callback(BatchPlace(trl))
         if any(map(has_state, plugins.hooks)):
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
         settings = reading.loss_settings_of(trl)

@@ -218,7 +218,7 @@ def _deviation(values: torch.Tensor) -> float:
 
 
 def digest_of(rows: Any) -> str:
-    """Tells other training data by about a thousand of their prompts."""
+    """A digest of about a thousand of the prompts, by which other training data show."""
     prompts = rows.select_columns("prompt") if hasattr(rows, "select_columns") else rows  # decodes nothing else
     shown = [prompts[number].get("prompt") for number in range(0, len(rows), max(1, len(rows) // 1000))]
     text = json.dumps(shown, skipkeys=True, default=lambda value: type(value).__name__)
@@ -253,10 +253,6 @@ class PromptsState(KeptState):
             self.prompts.resume(self.saved_in(state))
         if not self.prompts.look_ahead():
             raise ConfigurationError("prompt_sampler: it has no prompts to begin with. Give it some, or remove it.")
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Tell `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
-        state.inside_a_batch = reading.inside_a_batch(self.prompts.trainer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Before a generation batch, draw its first round; without one the training is over."""

@@ -14,7 +14,7 @@ import torch
 
 from tests import forking
 from tests.launch.checkpoints.safe_checkpoint_worker import make, same
-from tests.launch.checkpoints.stop_signal_worker import JOBS
+from tests.launch.checkpoints.stop_signal_worker import JOBS, InSecondStep
 from trl_grpo_ext.errors import PluginRunError
 from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal
 
@@ -114,6 +114,19 @@ def test_sigterm_to_the_launcher_saves_and_ends(tiny_model: Path, tmp_path: Path
     first, second = ranks(tmp_path, "launched")
     assert (first["status"], first["step"]) == (second["status"], second["step"]) == (143, second["step"])
     assert [name for name in names(output) if not name.startswith("reached")] == [f"checkpoint-{first['step']}"]
+
+
+def test_a_signal_inside_a_generation_batch_waits_for_its_end(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 6, "num_iterations": 3, "save_steps": 100}
+    whole = make(tiny_model, tmp_path / "whole", **settings)
+    whole.train()
+    stopped = make(tiny_model, tmp_path / "stopped", **settings)
+    stopped.add_callback(InSecondStep({"signalled": [0]}))
+    stopped.train()
+    assert (stopped.stopped_by_signal, stopped.state.global_step) == (signal.SIGTERM, 3)
+    resumed = make(tiny_model, tmp_path / "stopped", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert same(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_stop_signal_after_the_last_step() -> None:

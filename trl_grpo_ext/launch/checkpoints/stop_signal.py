@@ -1,7 +1,7 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
 The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so a signal to one
-rank stops all at the same step; with `resample`, at the end of the generation batch, inside which no run can resume.
+rank stops all at the same step; of our trainers, at the end of the generation batch, inside which no run can resume.
 The evaluation of that step is left out. A signal after the last step goes to the earlier handler.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
