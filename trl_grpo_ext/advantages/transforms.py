@@ -1,7 +1,5 @@
 """Shapers and transforms: they change rewards by a schedule, and advantages by size, sign, or what was written."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any

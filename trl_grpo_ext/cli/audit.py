@@ -4,8 +4,6 @@ Each reference goes back to the reward as if a model had written it, and then a 
 number, another sign, another parity. Heavy imports happen when the command runs.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -3,8 +3,6 @@
 The members of a group may be on several ranks, so a filter gathers its data first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ load, `check_launch` compares the launcher's request, which is in the environmen
 training begins, `EngineCheck` compares the wrapped model with it. Facts are of Accelerate 1.15 and transformers 5.23.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Prompt samplers: in an order of their own, or by what came of the prompts."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ and metrics with fewer than four points have no findings. docs/report.md#finding
 this was tried.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

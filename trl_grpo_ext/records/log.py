@@ -5,8 +5,6 @@ infinity as null. When training begins, it is rewritten with the history so far,
 When training ends, what went wrong is printed (`findings`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

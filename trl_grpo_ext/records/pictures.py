@@ -4,8 +4,6 @@ What a report reads may be anybody's file. Only a JPEG of the size that we write
 pillow encodes again.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping

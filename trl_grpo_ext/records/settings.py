@@ -4,8 +4,6 @@ TRL keeps them in a pickle, which is unsafe to open. The record has the settings
 `ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER` and secrets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Atomic file writes, each beside its place and then renamed."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -5,8 +5,6 @@ them in the trainer's order, `comparison` has the numbers. With one also signal,
 makes gradients, `gradients` and `statistics` say what they show.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens
 (a share of nothing, a correlation of constants) is None.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ Source: the sketch is the count sketch of Charikar, Chen and Farach-Colton (2002
 Weinberger et al. (0902.2206, Lemma 2).
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Signal, noise and direction: what the gradients of the selections on groups of completions say of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

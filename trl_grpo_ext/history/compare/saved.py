@@ -1,7 +1,5 @@
 """The reader of saved completions: token records, or texts that a tokenizer splits."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Read a selection of plugins from a run's YAML; load and check its plugins."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ undefined, and None. Every estimate is a function of how often each of the `M` p
 bootstrap, where no prompt is its own pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

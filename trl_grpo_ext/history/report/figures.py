@@ -5,8 +5,6 @@ with that of Okabe and Ito (2008), without its black and yellow, which vanish on
 makes `INK` the `currentColor`. Names of rewards and runs are untrusted (`label`).
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

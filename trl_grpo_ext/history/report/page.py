@@ -4,8 +4,6 @@ Everything from a run is untrusted. So the page's content security policy forbid
 styles but its own, named by their hashes; the template escapes, and the scripts write data only as text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

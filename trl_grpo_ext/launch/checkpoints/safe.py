@@ -12,8 +12,6 @@ So at any moment `checkpoint-N` is absent, the earlier one, or complete. Not cov
 itself, and a checkpoint engine of DeepSpeed that writes on after its call returns.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

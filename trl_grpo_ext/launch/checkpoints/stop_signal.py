@@ -8,8 +8,6 @@ transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank a
 different steps; and it saves weights without the step's gradients, while the data has moved on.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
