@@ -88,7 +88,8 @@ def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
 
 def test_copies_exactly_refuses_what_sees_more_than_a_prompts_keys() -> None:
     mamba = MambaConfig(vocab_size=42, hidden_size=32, num_hidden_layers=2, state_size=4)
-    for config in (MistralConfig(**SIZES, sliding_window=4), Gemma2Config(**SIZES), mamba):
+    dynamic = LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    for config in (MistralConfig(**SIZES, sliding_window=4), Gemma2Config(**SIZES), mamba, dynamic):
         assert not copies_exactly(model_of(config))
     prefix = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     for adapter in (prefix, LoraConfig(alora_invocation_tokens=[5], task_type="CAUSAL_LM")):

@@ -29,15 +29,18 @@ def runs_alone(trainer: Any) -> bool:
 
 
 def copies_exactly(model: Any) -> bool:
-    """Whether a prompt's keys and values are all that a completion needs: full attention, no adapter of the prompt."""
+    """Whether a prompt's keys and values are all that a completion needs, and do not depend on its length."""
     backbone = backbone_of(model)
     text = model.config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    angles = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     takes = inspect.signature(type(backbone).forward).parameters
     return (
         {"position_ids", "past_key_values"} <= takes.keys()
         and not model.config.is_encoder_decoder
         and not getattr(backbone, "_is_stateful", False)
         and window_of(model.config) is None
+        and not angles & {"dynamic", "longrope"}  # they change with the length of a pass
         and {"full_attention"}.issuperset(getattr(text, "layer_types", None) or ())
         and not any(
             adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None)
