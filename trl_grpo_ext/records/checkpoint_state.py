@@ -94,9 +94,8 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
             continue
         others = [one for one in there if one.step > newest.step or (one.history and not newest.goes_on_from(one))]
         if others:
-            names = ", ".join(one.folder.name for one in others)
             text = "%s is taken, which was saved last. Not of the same training: %s. To continue one of these, name it."
-            logger.warning(text, newest.folder, names)
+            logger.warning(text, newest.folder, ", ".join(one.folder.name for one in others))
         return str(newest.folder)
     return None
 
