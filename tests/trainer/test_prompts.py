@@ -130,14 +130,10 @@ def test_a_run_goes_on_with_another_sampler(tiny_model: Path, tmp_path: Path) ->
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str, list[int]]] = {
-    "fewer rows": ({"prompt_count": 6}, "drew 2 of 8 prompts a round, and this run draws 2 of 6", [4, 5]),
-    "a larger batch": ({"per_device_train_batch_size": 16}, "and this run draws 4 of 8", [4, 5, 6, 7]),
-    "smaller groups": ({"num_generations": 2}, "and this run draws 4 of 8", [4, 5, 6, 7]),
-    "other prompts": (
-        {"train_dataset": Dataset.from_dict({"prompt": ["b "] * 8})},
-        "drew from 8 other prompts",
-        [4, 5],
-    ),
+    "fewer rows": ({"prompt_count": 6}, "drew 2 of 8 prompts a round, and this run draws 2 of its own 6", [4, 5]),
+    "a larger batch": ({"per_device_train_batch_size": 16}, "and this run draws 4 of its own 8", [4, 5, 6, 7]),
+    "smaller groups": ({"num_generations": 2}, "and this run draws 4 of its own 8", [4, 5, 6, 7]),
+    "other prompts": ({"train_dataset": Dataset.from_dict({"prompt": ["b "] * 8})}, "draws 2 of its own 8", [4, 5]),
 }
 
 

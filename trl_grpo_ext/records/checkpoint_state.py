@@ -94,9 +94,8 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
             continue
         others = [one for one in there if one.step > newest.step or (one.history and not newest.goes_on_from(one))]
         if others:
-            names = ", ".join(one.folder.name for one in others)
             text = "%s is taken, which was saved last. Not of the same training: %s. To continue one of these, name it."
-            logger.warning(text, newest.folder, names)
+            logger.warning(text, newest.folder, ", ".join(one.folder.name for one in others))
         return str(newest.folder)
     return None
 
@@ -142,10 +141,10 @@ def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = 
 
 def missing_state(folder: Path, process: int, processes: int) -> str:
     """What transformers does not find for a process in a checkpoint and goes on without; empty if nothing."""
-    optimizer, scheduler, random_states = _training_state(folder)
+    names = {path.name for path in folder.iterdir()}
     random_state = f"rng_state_{process}.pth" if processes > 1 else "rng_state.pth"
-    lacking = ["optimizer state"] * (not optimizer and not scheduler)
-    return " and ".join([*lacking, *([random_state] if random_state not in random_states else [])])
+    optimizer = any(name.startswith(("optimizer", "scheduler.pt")) or name == "latest" for name in names)
+    return " and ".join(["optimizer state"] * (not optimizer) + [random_state] * (random_state not in names))
 
 
 def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
@@ -186,17 +185,15 @@ def _of_weights(folder: Path) -> Iterator[str]:
         yield "it has no weights"
 
 
-def _training_state(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Names of what holds the optimizer, the scheduler and the random states."""
-    names = sorted(path.name for path in folder.iterdir())
-    optimizer = [name for name in names if name == "latest" or name.startswith("optimizer")]
-    scheduler = [name for name in names if name == "scheduler.pt"]
-    return optimizer, scheduler, [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)]
-
-
 def _of_training_state(folder: Path) -> Iterator[str]:
     """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
-    optimizer, scheduler, random_states = _training_state(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    random_states = [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)]
+    found = {
+        "optimizer.pt": [name for name in names if name == "latest" or name.startswith("optimizer")],
+        "scheduler.pt": [name for name in names if name in ("scheduler.pt", "latest")],  # DeepSpeed has its own
+        "rng_state.pth": random_states,
+    }
     deepspeed = folder / "latest"
     if deepspeed.is_file():
         states = folder / deepspeed.read_text(errors="replace").strip()
@@ -204,10 +201,8 @@ def _of_training_state(folder: Path) -> Iterator[str]:
             yield f"DeepSpeed's folder {states.name!r} is missing"
         elif next(states.glob("*model_states.pt"), None) is None:
             yield f"DeepSpeed's folder {states.name!r} has no model states"
-        scheduler = scheduler or ["DeepSpeed's own"]
     elif next(folder.glob("global_step*"), None) is not None:
         yield "DeepSpeed's file `latest` is missing"
-    found = {"optimizer.pt": optimizer, "scheduler.pt": scheduler, "rng_state.pth": random_states}
     missing = [name for name, there in found.items() if not there]
     if 0 < len(missing) < len(found):
         has = next(there[0] for there in found.values() if there)

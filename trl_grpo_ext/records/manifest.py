@@ -48,7 +48,6 @@ _SECRET_IN_TEXT = re.compile(
     r"(://)[^/@\s]+(?=@)|(\bBearer )[^\s'\"]+|([?&](?i:\w*key|\w*token|secret|password|sig|signature)=)[^&#\s]+"
     r"|\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[abp])[-_][\w-]{16,}"
 )
-"""The user in a URL, a header's token, a URL's parameter, and tokens that say by their beginning what they are."""
 
 
 @dataclass(frozen=True)

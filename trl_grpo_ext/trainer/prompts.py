@@ -79,23 +79,19 @@ class DrawnPrompts:
             self._start()
         pool = saved.get("pool") or self._pool
         of = saved.get("of", plugin_label(self.sampler))
+        here = f"{self._pool[1]} of its own {self._pool[0]}"
+        draws = f"drew {pool[1]} of {pool[0]} prompts a round, and this run draws {here}"
         if pool != self._pool and self.on_changes == "stop":
             how = "Take its data and batch, or set plugin_changes: warn, and the sampler starts over"
-            raise ConfigurationError(f"{self.drawing}: the checkpoint {self._other(pool)}. {how}.")
+            raise ConfigurationError(f"{self.drawing}: the checkpoint {draws}. {how}.")
         if of != plugin_label(self.sampler) or pool != self._pool:
             self._drawn = (self._drawn - len(saved["ahead"])) * pool[1] // self._pool[1]
-            self._start_over(self._other(pool) if pool != self._pool else f"has the state of {of!r}")
+            self._start_over(draws if pool != self._pool else f"has the state of {of!r}")
             return
         with self._plugin_code():
             if self.facts.rank == 0:
                 self.sampler.load_state_dict(saved["sampler"])
         self._ahead = [list(prompts) for prompts in saved["ahead"]]
-
-    def _other(self, pool: Sequence[Any]) -> str:
-        """How the prompts of a checkpoint are not those of this run."""
-        if pool[:2] == self._pool[:2]:
-            return f"drew from {pool[0]} other prompts"
-        return f"drew {pool[1]} of {pool[0]} prompts a round, and this run draws {self._pool[1]} of {self._pool[0]}"
 
     def _start_over(self, why: str) -> None:
         warn_on_main(self.trainer.args, f"The {self._label} starts over: the checkpoint {why}.")
@@ -221,8 +217,7 @@ def digest_of(rows: Any) -> str:
     """A digest of about a thousand of the prompts, by which other training data show."""
     prompts = rows.select_columns("prompt") if hasattr(rows, "select_columns") else rows  # decodes nothing else
     shown = [prompts[number].get("prompt") for number in range(0, len(rows), max(1, len(rows) // 1000))]
-    text = json.dumps(shown, skipkeys=True, default=lambda value: type(value).__name__)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(shown, skipkeys=True, default=lambda _: "?").encode()).hexdigest()
 
 
 def orders_of(sampler: Any) -> Callable[[int], list[int]]:

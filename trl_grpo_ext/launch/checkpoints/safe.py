@@ -86,8 +86,8 @@ class SafeCheckpoints:
         (one saved with `save_only_model`, or by another number of processes) is a warning.
 
         Raises:
-            CheckpointError: There is no such checkpoint, it is incomplete or damaged, or this rank could not write one.
-                Then end this process: the others wait for it, and stop with an `EngineError` once it has ended.
+            CheckpointError: There is no such checkpoint, it is not whole, or this rank could not write one.
+            EngineError: Another rank could not write one, and has ended.
         """
         folder = Path(self.args.output_dir)
         try:
