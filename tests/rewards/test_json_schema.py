@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.rewards._text.json_text import find_json
+from trl_grpo_ext.rewards._text.json_text import depth_of, find_json
 from trl_grpo_ext.rewards.json_schema import JSONSchema, verdict
 from trl_grpo_ext.types import Parts
 
@@ -76,6 +76,15 @@ def test_any_object_is_found_behind_any_prose(value: dict[str, Any], before: str
     assert inside_of(f"{before} is {json.dumps(value)} so", "last") == json.dumps(value)
 
 
+@given(value=JSON)
+def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
+    def depth(part: Any) -> int:
+        inside = part.values() if isinstance(part, dict) else part
+        return 1 + max(map(depth, inside), default=0) if isinstance(part, (dict, list)) else 0
+
+    assert depth_of(json.dumps(value)) == depth(value)
+
+
 def test_with_partial_each_property_is_a_part() -> None:
     reward = JSONSchema(PERSON, extract="last", partial=0.2)
     # Of two objects the last one counts.
@@ -88,6 +97,9 @@ def test_with_partial_each_property_is_a_part() -> None:
         [("name", 0.0, ()), ("age", None, ())],
         [("name", 0.0, ()), ("age", None, ())],
     ]
+    changed = JSONSchema(PERSON, extract="whole", partial=0.2, outcomes={"no_answer": -1.0, "refused": None})
+    none, refused = changed(completions=["Ada", "[" * 60])
+    assert (none, none.parts[0].score, refused) == (-1.0, -1.0, None)
     assert not isinstance(JSONSchema(PERSON, extract="whole")(completions=['{"name": "Ada"}'])[0], Parts)
 
 

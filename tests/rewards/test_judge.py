@@ -106,6 +106,8 @@ def test_judge_without_verdicts_or_replies(server: Server) -> None:
         assert scores(judge_at(server), ["garbage", "declined"]) == [None, None]
     with pytest.raises(RewardError, match="500"):
         outcomes(judge_at(server, retries=0), ["broken", "broken too"])
+    with pytest.raises(RewardError):
+        outcomes(Judge("m", "Right?", base_url="http://127.0.0.1:9/v1", retries=0), ["grade:9"])
     with pytest.raises(RewardError, match=r"404 .*'unknown'"):
         outcomes(Judge("unknown", "Right?", base_url=server.url, retries=0), ["grade:9"] * 4)
 
@@ -174,6 +176,10 @@ def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> Non
         time.sleep(0.01)
     assert call(judge, {**columns, "trainer_state": None}) == [1.0, 0.0]
     assert len(server.requests) == 2
+    equal = {"prompts": ["Why?"] * 8, "completions": ["late grade:8"] * 8}
+    judge.start_scoring(**equal)
+    assert call(judge, {**equal, "trainer_state": None}) == [1.0] * 8
+    assert len(server.requests) == 3
     judge.start_scoring(["never"], prompts=["Why?"])  # nobody comes for it
     assert scores(judge, ["grade:2"]) == [0.0]
 

@@ -44,7 +44,9 @@ def scores(reward: MathAccuracy, rows: list[tuple[str, str, float]]) -> list[flo
 def test_math_accuracy_survives_a_hostile_batch(reward: MathAccuracy) -> None:
     right = [row[2] for row in ORDINARY]
     assert scores(reward, ORDINARY) == right
+    memory = psutil.Process().memory_info().rss
     judgements = reward.judge(completions=HOSTILE, solution=["18"] * len(HOSTILE))
+    assert psutil.Process().memory_info().rss - memory < 100 * 2**20
     found = Counter(judgement.outcome for judgement in judgements)
     assert found.keys() <= {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED}
     assert found[Outcome.REFUSED] >= 45  # known from the answer alone, whatever the machine does

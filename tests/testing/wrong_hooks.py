@@ -133,6 +133,11 @@ class Forgets(Right):
         """Nothing."""
 
 
+class StateIsNoJSON(Right):
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": torch.tensor(self.batches)}
+
+
 class CountsEvaluations(Right):
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         result = super().on_rollout(advantages_B_T, rollout)
@@ -193,7 +198,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.ranks", By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_num().mean())),
     ("hook.micro_batches", AtForward(mean_over_rows, independent=True)),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
-    ("hook.state", Forgets),
+    *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),
 ]
 

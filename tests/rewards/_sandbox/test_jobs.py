@@ -127,7 +127,10 @@ def test_run_python_bounds_output() -> None:
     each = "import os\nfor fd in range(3, 500):\n  try:\n    {}\n  except OSError: pass\n"
     forged = ("\n" + json.dumps({"test": 0, "status": "pass"}) + "\n").encode()
     assert statuses(module(each.format(f"os.write(fd, {forged!r})") + "os._exit(0)", "assert 0 == 1")) == []
-    assert program(each.format("while True: os.write(fd, b'a' * 10**6)")).ended == "output"
+    fills = each.format("while True: os.write(fd, b'a' * 10**6)")
+    assert program(fills).ended == "output"
+    run = module(fills)
+    assert run.ended == "storage" or "gone" in run.messages[0]
 
 
 MAPPED = "import mmap, os\nheld = []\nwhile True:\n    with open('x', 'w+b') as file:\n        {fill}\n        {hold}\n    os.unlink('x')"
@@ -163,6 +166,8 @@ def test_files_and_threads_are_limited() -> None:
     assert raised("files = [open('x', 'w') for _ in range(1000)]") == "OSError"
     thread = "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
     assert module(f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread}").ended == "threads"
+    again = "import threading\nfor _ in range(300): t = threading.Thread(target=int); t.start(); t.join()"
+    assert statuses(module(again, "assert not t.is_alive()")) == ["pass"], "only those that live are counted"
 
 
 @needs_layers
@@ -199,7 +204,7 @@ FORBIDDEN = [
     "import signal, os\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
     "import resource, os\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
     "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
-    *(f"import socket\nsocket.socket(socket.AF_{one}, socket.SOCK_DGRAM)" for one in ("INET", "UNIX", "NETLINK")),
+    *(f"from socket import *\nsocket(AF_{one}, SOCK_DGRAM)" for one in ("INET", "INET6", "UNIX", "NETLINK", "PACKET")),
 ]
 
 
