@@ -71,10 +71,11 @@ def test_token_records_of_an_earlier_run_go(tiny_model: Path, tmp_path: Path) ->
     assert recorded(tmp_path) == ["step_00001", "step_notes"]
     train(tiny_model, tmp_path, max_steps=1)
     assert recorded(tmp_path) == ["step_notes"]
+    assert len([*tmp_path.glob("token_records/step_0000?.parquet.earlier")]) == 4
 
 
 def recorded(folder: Path) -> list[str]:
-    return sorted(path.stem for path in (folder / "token_records").iterdir())
+    return sorted(path.stem for path in (folder / "token_records").glob("*.parquet"))
 
 
 def test_a_log_that_cannot_be_written_costs_the_log_alone(tiny_model: Path, tmp_path: Path) -> None:

@@ -248,6 +248,9 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
 
 
 KEY = "sk-" + "a1" * 10
+NO_SECRETS = (
+    "sk-learn-experiments-long-name, hf-internal-testing/tiny-random-Llama, hf_grpo_smollm2_run_1, The Bearer knows"
+)
 HIDDEN_IN: dict[str, tuple[Any, Any]] = {
     "headers": (
         {"Authorization": "Basic a", "X-Auth": "b", "x-api-key": "c", "n": 1},
@@ -260,7 +263,7 @@ HIDDEN_IN: dict[str, tuple[Any, Any]] = {
     "url": ("http://u:p@h/v1?n=1&api_key=s&m=2", f"http://{HIDDEN}@h/v1?n=1&api_key={HIDDEN}&m=2"),
     "command": ("curl -H 'Authorization: Bearer s-1'", f"curl -H 'Authorization: Bearer {HIDDEN}'"),
     "pad_token": ("<pad>", "<pad>"),
-    "monkey": ("sk-learn, hf_model", "sk-learn, hf_model"),
+    "monkey": (NO_SECRETS, NO_SECRETS),
     "max_tokens": (5, 5),
 }
 

@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
 from types import ModuleType
 from typing import Any, NoReturn, dataclass_transform
 
@@ -19,10 +20,10 @@ from .calls import PASSED_BY_TRL
 def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
     """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
-    if number is None or not -highest <= number <= highest or not accept(number):
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= highest else None
+    if number is None or not accept(number):
         _refuse(label, wanted, value)
-    return float(number)
+    return number
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:

@@ -97,6 +97,7 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
         AmbiguousPluginError: Two distributions offer it, or one does twice.
         PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` blocks its distribution.
     """
+    kind = kind_of(kind)
     asked = parse_selection(kind, selection)
     installed = scan()
     for name in sorted((_permitted() or frozenset()) - installed.distributions.keys()):

@@ -63,10 +63,10 @@ def checkpoint_steps(output_dir: str | os.PathLike[str]) -> list[int]:
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint in a folder that is whole, also where plain transformers wrote it.
 
-    One whose log goes on from another's is newer, whatever the times of copied files say; of several runs in a folder
-    it is the one that saved last, with a warning. Those passed over are logged as warnings, each with the reason. It
-    reads this machine's disk alone: `SafeCheckpoints.train(resume_from_checkpoint=True)` lets machines that don't share
-    one agree. Not for a folder in which a run is saving at this moment.
+    One whose log goes on from another's is newer, whatever the times of copied files say; of others, such as several
+    runs in a folder, it is the one that was saved last, with a warning. Those passed over are logged as warnings, each
+    with the reason. It reads this machine's disk alone: `SafeCheckpoints.train(resume_from_checkpoint=True)` lets
+    machines that don't share one agree. Not for a folder in which a run is saving at this moment.
 
     Args:
         output_dir: The run's `output_dir`; need not exist.
@@ -94,7 +94,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
             continue
         others = [one for one in there if one.step > newest.step or (one.history and not newest.goes_on_from(one))]
         if others:
-            text = "%s is taken, which was saved last. Not of the same training: %s. To continue one of these, name it."
+            text = "%s is taken, which was saved last. Others, perhaps of another training: %s. Name one to take it."
             logger.warning(text, newest.folder, ", ".join(one.folder.name for one in others))
         return str(newest.folder)
     return None
@@ -102,7 +102,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What tells which of two checkpoints is the newer one."""
+    """By what the newer of two checkpoints is found."""
 
     folder: Path
     step: int

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
 from .findings import findings_of
-from .token_records import remove_records_after
+from .token_records import set_aside_records_after
 
 __all__ = ["LOG_FILE", "LiveLog"]
 
@@ -32,13 +32,13 @@ class LiveLog(TrainerCallback):
         self._path: Path | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the history so far; entries and token records after its end, of an earlier run, go."""
+        """Write the history so far; later token records, of an earlier run, are set aside."""
         if state.is_world_process_zero:
             self._path = Path(args.output_dir) / LOG_FILE
             self._written = 0
             self._write(state.log_history, "w")
             try:
-                remove_records_after(state.global_step, args.output_dir)
+                set_aside_records_after(state.global_step, args.output_dir)
             except OSError as error:
                 warnings.warn(f"Token records of an earlier run stay: {error}.", stacklevel=2)
 

@@ -45,8 +45,9 @@ _SECRET = re.compile(
     re.I,
 )
 _SECRET_IN_TEXT = re.compile(
-    r"(://)[^/@\s]+(?=@)|(\bBearer )[^\s'\"]+|([?&](?i:\w*key|\w*token|secret|password|sig|signature)=)[^&#\s]+"
-    r"|\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[abp])[-_][\w-]{16,}"
+    r"(://)[^/@\s]+(?=@)|(\bBearer )(?=\S*\d)[^\s'\"]+"
+    r"|([?&](?i:\w*key|\w*token|secret|password|sig|signature)=)[^&#\s]+"
+    r"|\b(?:(?:hf_|gh[opsu]_)[A-Za-z0-9]{30,}|(?:sk-|github_pat_|glpat-|xox[abp]-)(?=[\w-]*\d)[\w-]{16,})"
 )
 
 

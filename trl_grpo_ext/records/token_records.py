@@ -163,12 +163,12 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
     return path
 
 
-def remove_records_after(step: int, output_dir: str) -> None:
-    """Remove the files of later steps, which an earlier run wrote."""
+def set_aside_records_after(step: int, output_dir: str) -> None:
+    """Set aside the files of later steps, which an earlier run wrote, as `step_*.parquet.earlier`."""
     for path in (Path(output_dir) / FOLDER).glob("step_*.parquet"):
         digits = path.stem.removeprefix("step_")
         if digits.isdecimal() and int(digits) > step:
-            path.unlink()
+            path.replace(path.with_name(f"{path.name}.earlier"))
 
 
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:

@@ -215,8 +215,10 @@ def _deviation(values: torch.Tensor) -> float:
 
 def digest_of(rows: Any) -> str:
     """A digest of about a thousand of the prompts, by which other training data show."""
-    prompts = rows.select_columns("prompt") if hasattr(rows, "select_columns") else rows  # decodes nothing else
-    shown = [prompts[number].get("prompt") for number in range(0, len(rows), max(1, len(rows) // 1000))]
+    made = hasattr(rows, "format") and rows.format["type"] == "custom"  # by a transform, which may draw at random
+    prompts = rows.select_columns("prompt") if hasattr(rows, "select_columns") and not made else rows  # decodes no more
+    numbers = range(0, 0 if made else len(rows), max(1, len(rows) // 1000))
+    shown = [prompts[number].get("prompt") for number in numbers]
     return hashlib.sha256(json.dumps(shown, skipkeys=True, default=lambda _: "?").encode()).hexdigest()
 
 

@@ -288,7 +288,8 @@ def _is_unreachable(error: BaseException) -> bool:
 def _is_of_missing_weights(error: BaseException) -> bool:
     """Whether it is for lack of weights: torch says that a tensor is on its meta device, in many ways."""
     said = str(error)
-    on_meta = re.search(r"\bmeta\b", said, re.I) and re.search(r"\b(tensors?|device|backend)\b", said, re.I)
+    meta = re.search(r"(?<![\w/-])meta\b(?![-/.])", said, re.I)  # not meta-llama
+    on_meta = meta and re.search(r"\b(tensors?|device|backend)\b", said, re.I)
     return bool(on_meta) or "doesn't have storage" in said
 
 
