@@ -17,13 +17,13 @@ from ..errors import ConfigurationError, RewardError
 from .calls import PASSED_BY_TRL
 
 
-def checked_number(label: str, value: Any, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
+def checked_number(label: str, value: object, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> float:
     """Return a parameter that must be a finite number (booleans are none) in the range that `wanted` describes."""
     highest = sys.float_info.max  # `isfinite` raises for whole numbers that no float can hold
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= highest else None
-    if number is None or not accept(number):
+    number: Any = None if isinstance(value, bool) or not isinstance(value, Real) else value
+    if number is None or not -highest <= number <= highest or not accept(float(number)):
         _refuse(label, wanted, value)
-    return number
+    return float(number)
 
 
 def checked_whole(label: str, value: object, lowest: int) -> int:
