@@ -577,7 +577,7 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [task for task in TASKS if trainings(lines, task)]
+    tasks = [task for task in TASKS if trainings(lines, task) and clock_of(lines, task, "plain TRL", "float32")]
     figure, axes = pyplot.subplots(len(tasks), 2, figsize=(8.8, 3.2 * len(tasks)), squeeze=False)
     for place, task in enumerate(tasks):
         completions, clock = axes[place]
