@@ -291,6 +291,7 @@ def test_processes_end_with_the_pool_and_after_close() -> None:
     first = one(pool, os.getpid).value
     pool.close()
     second = one(pool, os.getpid).value  # the next run starts new ones
+    assert second != first
     del pool
     gc.collect()
     wait_until(lambda: not is_running(first) and not is_running(second))

@@ -211,4 +211,4 @@ def test_ranks_gather_in_order_and_are_not_waited_for_in_vain() -> None:
 
 def test_importing_the_kit_imports_no_torch() -> None:
     code = "import sys, trl_grpo_ext.testing\nassert not {'torch', 'transformers', 'trl', 'numpy'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

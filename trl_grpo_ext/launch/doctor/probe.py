@@ -127,7 +127,7 @@ class _Probe:
         def save_pretrained(model: Any, *arguments: Any, **keywords: Any) -> None:
             """Refuse before a file is written, rather than at the first weight."""
             if any(parameter.is_meta for parameter in model.parameters()):
-                raise NotImplementedError("A model on the meta device cannot be saved.")
+                raise RuntimeError("A model on the meta device cannot be saved.")
             save(model, *arguments, **keywords)
 
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
