@@ -11,7 +11,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import Run, length_reward, prompts, relative_gap, train
+from tests.support import Run, length_reward, prompts, relative_gap, train, trl_metrics
 from tests.trainer.support import WatchBoth, mixed
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
@@ -99,6 +99,43 @@ def test_scheduled_weights_are_trls(tiny_model: Path, tmp_path: Path, weight: fl
     for our_log, their_log in zip(ours.logs, theirs.logs, strict=True):
         of_trl = {name: value for name, value in their_log.items() if "reward" in name}
         assert {name: our_log[name] for name in of_trl} == pytest.approx(of_trl)
+
+
+class Scaled:
+    __name__ = "scaled"
+    scale = 1.0
+
+    def __call__(self, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [self.scale * weight_of(ids) for ids in completion_ids]
+
+
+class Adapts(GRPOTrainer):
+    """Changes a reward function and the weights of all as the training goes on."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights = torch.tensor([1.0, 2.0 + self.state.global_step])
+        return batch
+
+    def _calculate_rewards(self, *arguments: Any) -> Any:
+        self.reward_funcs[1].scale = 1.0 + self.state.global_step
+        for function in self.reward_funcs:
+            self._metrics["train"][f"calls/{function.__name__}"].append(1.0)
+        return super()._calculate_rewards(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plugins", [{}, {"loss_aggregation": "token_mean"}])
+def test_rewards_that_a_users_class_changes(tiny_model: Path, tmp_path: Path, plugins: dict[str, str]) -> None:
+    settings: dict[str, Any] = {"prompt_count": 8, "max_steps": 3}
+    theirs = train(tiny_model, tmp_path / "trl", Adapts, reward_funcs=[length_reward, Scaled()], **settings)
+    rewards = [length_reward, Scaled()]
+    ours = train(tiny_model, tmp_path / "ext", mixed(Adapts), reward_funcs=rewards, **settings, **plugins)
+    assert torch.equal(ours.trainer.reward_weights, theirs.trainer.reward_weights)
+    assert relative_gap(ours.weights, theirs.weights) <= (1e-6 if plugins else 0.0)
+    for our_log, their_log in zip(ours.logs, theirs.logs, strict=True):
+        assert trl_metrics(our_log) == pytest.approx(their_log, rel=1e-4, abs=1e-6)
+    assert "calls/scaled" in theirs.logs[0]
 
 
 def test_a_shaper_that_trl_would_normalise_by_itself_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         raise PluginParameterError(
             f"{info} refused its parameters ({_shown(parameters) or 'none'}) "
-            f"with {type(error).__name__}: {error}.{yaml_hint(parameters)}"
+            f"with {type(error).__name__}: {str(error).removesuffix('.')}.{yaml_hint(parameters)}"
         ) from error
 
 

@@ -82,7 +82,8 @@ class Resampling:
                     kept[prompt] = group
                     continue
                 others.setdefault(prompt, group)
-                dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
+                why = "prompt already in batch" if verdict is True else verdict or "dropped"
+                dropped[why.replace("_", " ")] += 1  # as in a metric's name, where they would be one
         if not kept and self.facts.rank == 0:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
             none = f"{plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} rounds"
@@ -198,14 +199,17 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
         if _by_row(value)
     }
     prompts = columns["batch", "prompt_mask"].sum(dim=1).tolist()
+    width = columns["batch", "completion_ids"].size(1)
     written = [len(ids) for ids in scored.completion_ids]
     rewards_B_K = scored.rewards_N_K[rollout.local_rows].cpu()
     masks: Sequence[Any] = scored.tool_masks or ()
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
         values: torch.Tensor = columns[key][row]
-        if values.dim() > 0:
-            values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
+        if key[1] in PROMPT_KEYS:
+            values = values[len(values) - prompts[row] :]
+        elif values.dim() > 0 and len(values) == width:
+            values = values[: written[row]]
         return values.clone()
 
     rows = []

@@ -41,6 +41,7 @@ class Sampling:
     generated: Generated = field(default_factory=Generated)  # what `_generate` returned
     # Log-probabilities of the passes between that and the rewards: the old policy's, then the reference's.
     passes: list[torch.Tensor] = field(default_factory=list)
+    weights_K: Any = None  # of the rewards, when they were scored
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
     shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
 
