@@ -23,7 +23,6 @@ _BROKEN = re.compile(r"(?<=\S)\n {0,3}(?![\s|>+$]|```|[-*]\s|\d+[.)]\s|\w+: )")
 """Where a docstring's paragraph goes on in its next line, which is no item, table, code or formula."""
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
 
-
 _NAME = "A name, an alias, distribution:name, or a dotted path package.module:attribute."
 
 

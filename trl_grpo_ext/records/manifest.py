@@ -89,9 +89,7 @@ class Manifest:
     def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
         """The manifest of a constructed trainer; of TRL's own trainer it holds rewards alone.
 
-        Args:
-            trainer: A `GRPOTrainer` or one that extends it.
-            known: What its plugins were loaded from, by kind, of the kinds of which it has one at most.
+        `known` says what plugins were loaded from, by kind, of the kinds of which a trainer has one at most.
         """
         # Without false float32 digits: 0.2 rather than 0.20000000298.
         weights = [float(f"{weight:.7g}") for weight in trainer.reward_weights.tolist()]
@@ -130,12 +128,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
-        """Read what `write` wrote.
-
-        Raises:
-            FileNotFoundError: There is none.
-            ManifestError: It cannot be read, or is no manifest.
-        """
+        """Read what `write` wrote; a `ManifestError` if it cannot be read, or a `FileNotFoundError`."""
         try:
             return cls.from_plain(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -146,11 +139,7 @@ class Manifest:
 
     @classmethod
     def from_plain(cls, value: Any) -> Manifest:
-        """Make a manifest from what `plain` returned; the value may come from an untrusted file.
-
-        Raises:
-            ManifestError: It is malformed; the message says where.
-        """
+        """Make a manifest from what `plain` returned, perhaps in an untrusted file; a `ManifestError` if malformed."""
         match value:
             case {"format": format_, "versions": dict() as versions, "plugins": list() as plugins}:
                 if format_ != _FORMAT:
@@ -294,18 +283,14 @@ def plain_value(value: Any) -> Any:
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:
-    """List the differences between the plugins of two manifests; empty if there are none.
+    """List the differences between the plugins of a checkpoint and of this run; empty if there are none.
 
     Plugins are matched by kind and name, and compared by origin, version, source, parameters, switches, weight and
     order. Sources are compared if both are known and the versions are equal, since another version has another source.
     Versions of the libraries don't count: see `version_notes`.
-
-    Args:
-        old: Of the checkpoint.
-        new: Of this run.
     """
-    before = _by_name(old)
-    here = _by_name(new)
+    before = records_by_name(old)
+    here = records_by_name(new)
     texts = []
     for name, record in {**before, **here}.items():
         if name in here and name in before:
@@ -331,7 +316,7 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     ]
 
 
-def _by_name(manifest: Manifest) -> dict[str, PluginRecord]:
+def records_by_name(manifest: Manifest) -> dict[str, PluginRecord]:
     """The records by kind, name and place, as a sentence has them; duplicates are numbered."""
     names = []
     for one in manifest.plugins:

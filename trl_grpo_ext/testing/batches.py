@@ -285,7 +285,6 @@ def ordinary_batches(setting: Setting) -> list[SmallBatch]:
 
 _LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
 
-
 ALSO_ORDINARY = (
     "a group whose rewards are all equal",
     "a completion without a reward",

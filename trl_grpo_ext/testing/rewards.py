@@ -37,7 +37,6 @@ _QUICK = 0.05
 Scores = list[float | None]
 T = TypeVar("T")
 
-
 _ROWS_SHOWN = 3
 _MOST_ITEMS = 16
 

@@ -12,19 +12,9 @@ from typing import Any
 
 import torch
 
+from .. import types
 from ..credit import flow, token_losses
-from ..types import (
-    HOOK_METHODS,
-    AggregationDeclaration,
-    FilterDeclaration,
-    Forward,
-    HookDeclaration,
-    LossTerms,
-    Rollout,
-    TokenLossDeclaration,
-    implements,
-    role_of,
-)
+from ..types import Rollout, implements
 from . import batches
 from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
@@ -143,14 +133,14 @@ class HookChecks(TensorChecks):
     sees_advantages = False
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
-        self.declared = HookDeclaration.of(plugin)
+        self.declared = types.HookDeclaration.of(plugin)
         super().__init__(plugin, replace(setting, teachers=self.declared.teachers, needs=self.declared.needs))
-        self.role_name = role_of(plugin)
-        self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
+        self.role_name = types.role_of(plugin)
+        self.stages = [stage for stage in types.HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), "")
         self.with_equal_rewards = batches.equal_rewards(self.setting)
 
-    def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | Forward:
+    def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | types.Forward:
         return batch.forward(**how) if stage == "on_forward" else batch.rollout(**how)
 
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
@@ -294,7 +284,7 @@ class AggregationChecks(TensorChecks):
     def __init__(self, plugin: Any, setting: Setting) -> None:
         super().__init__(plugin, setting)
         self.by_weights = implements(plugin, "weights")
-        self.needs_step = "step_totals" in AggregationDeclaration.of(plugin).needs
+        self.needs_step = "step_totals" in types.AggregationDeclaration.of(plugin).needs
         if not self.by_weights:
             self.garbage = (1e4, -1e4)  # losses off the mask are numbers
 
@@ -364,7 +354,7 @@ class FilterChecks(TensorChecks):
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         super().__init__(plugin, setting)
-        self.sees_advantages = "advantages" in FilterDeclaration.of(plugin).needs
+        self.sees_advantages = "advantages" in types.FilterDeclaration.of(plugin).needs
 
     def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
         rollout = rollout or self._rollout(batch, **how)
@@ -379,15 +369,15 @@ class TokenLossChecks(TensorChecks):
     """The checks of one token loss: of its losses, their gradient in the log-probabilities, and what it measures."""
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
-        self.declared = TokenLossDeclaration.of(plugin)
+        self.declared = types.TokenLossDeclaration.of(plugin)
         self.independent = self.declared.independent
         super().__init__(plugin, replace(setting, needs=self.declared.needs))
 
-    def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
+    def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> types.LossTerms:
         forward = batch.forward(**how)
         rows = rollout.local_rows
         assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
-        return LossTerms(
+        return types.LossTerms(
             logps_B_T=forward.logps_B_T[rows],
             old_logps_B_T=forward.old_logps_B_T[rows],
             advantages_B_T=rollout.advantages_B_T,

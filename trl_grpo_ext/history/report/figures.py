@@ -96,7 +96,6 @@ class Plot:
 
 # ---------------------------------------------------------------------------------------------- which figures
 
-
 _OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
 """In this order; others follow."""
 
@@ -364,7 +363,6 @@ def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
 
 
 # ------------------------------------------------------------------------------------------------- figures as SVG
-
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "http://www.w3.org/1999/xlink"
