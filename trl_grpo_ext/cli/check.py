@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
     from ..testing import Report
 
-_BROKEN = 1
-_FAILED = 2
-_NO_EFFECT = 3
 _MOST_ROWS = 8
 
 _SELECTION = "A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'."
@@ -104,8 +101,8 @@ def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict:
     if as_json:
         typer.echo(json.dumps(plain, indent=2))
     if len(reports) < len(found):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(2)
     if not all(one.ok for one in reports):
-        raise typer.Exit(_BROKEN)
+        raise typer.Exit(1)
     if strict and any(one.no_effect for one in reports):
-        raise typer.Exit(_NO_EFFECT)
+        raise typer.Exit(3)

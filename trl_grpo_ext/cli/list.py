@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -37,17 +37,11 @@ def list_command(
     shown = [info for info in offered if wanted in (None, info.kind)]
     entries = overview(shown, installed.plugins)
     if as_json:
-        typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
+        typer.echo(json.dumps([entry.plain() for entry in entries], indent=2))
     else:
         _print(entries, results())
     if not entries:
         messages().print(Text("There is no such plugin."))
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
-    plain = {key: getattr(entry.info, key) for key in of_info}
-    return {**plain, "state": entry.state, "detail": entry.detail, "summary": entry.summary}
 
 
 def _print(entries: list[Entry], console: Console) -> None:

@@ -52,17 +52,8 @@ def as_json(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
+def read_settings(path: str | Path, *, may_be_empty: bool = False) -> dict[str, Any]:
     """Read a mapping from a YAML or JSON file; a `ConfigurationError` says why that cannot be."""
-    settings = read_values(path)
-    if not isinstance(settings, dict):
-        name = one_line(path, 300)
-        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
-    return {str(key): value for key, value in settings.items()}
-
-
-def read_values(path: str | Path) -> Any:
-    """Read a YAML or JSON file, as `parse_yaml` does; a `ConfigurationError` says why that cannot be."""
     name = one_line(path, 300)
     try:
         if (size := Path(path).stat().st_size) > MOST_BYTES:
@@ -70,7 +61,12 @@ def read_values(path: str | Path) -> Any:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or bytes that are no UTF-8
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
-    return parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
+    settings = parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
+    if settings is None and may_be_empty:
+        return {}
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
+    return {str(key): value for key, value in settings.items()}
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -131,10 +131,8 @@ class EngineCheck(TrainerCallback):
         self._dtype = _dtype_of(trainer.model)
         self._gradients_seen = False
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
-            raise EngineError(
-                "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference. Name its "
-                "base model and continue the adapter by resume_from_checkpoint, or merge it first."
-            )
+            what = "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference"
+            raise EngineError(f"{what}. Name its base model and resume the adapter by resume_from_checkpoint.")
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

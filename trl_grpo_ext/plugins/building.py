@@ -70,10 +70,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         return functools.partial(exported, **parameters)  # picklable, and TRL names it after the function
     if not isinstance(exported, type) and not makes_reward:
         if parameters:
-            raise errors.PluginParameterError(
-                f"{info} is {describe(exported)}, already built: it takes no parameters, and was given "
-                f"{_shown(parameters)}."
-            )
+            what = f"{describe(exported)}, already built, and takes no parameters"
+            raise errors.PluginParameterError(f"{info} is {what}; it was given {_shown(parameters)}.")
         return exported
     check_parameters(info, exported, parameters)
     try:
@@ -82,10 +80,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             raise TypeError(f"it takes neither completions nor **columns and returned {made!r:.80}, no reward function")
         return made
     except (TypeError, ValueError) as error:
-        raise errors.PluginParameterError(
-            f"{info} refused its parameters ({_shown(parameters) or 'none'}) "
-            f"with {type(error).__name__}: {error}.{yaml_hint(parameters)}"
-        ) from error
+        what = f"{info} refused its parameters ({_shown(parameters) or 'none'}) with {type(error).__name__}"
+        raise errors.PluginParameterError(f"{what}: {error}.{yaml_hint(parameters)}") from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:

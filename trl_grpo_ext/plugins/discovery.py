@@ -56,6 +56,10 @@ class PluginInfo:
         """What begins a sentence about it."""
         return f"The {LABELS[self.kind]} {self.name!r} from {self.source}"
 
+    def plain(self) -> dict[str, Any]:
+        """Its fields but `dotted`, as JSON values."""
+        return {name: value for name, value in vars(self).items() if name != "dotted"}
+
     @property
     def source(self) -> str:
         """Distribution and version in words; the module if it belongs to no distribution."""
@@ -74,9 +78,6 @@ def available(kind: str | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
     Plugins that `TRL_GRPO_EXT_PLUGINS` blocks are listed too; see `is_allowed`.
-
-    Raises:
-        ConfigurationError: There is no such kind.
     """
     wanted = None if kind is None else kind_of(kind)
     return [info for info in scan().plugins if wanted in (None, info.kind)]

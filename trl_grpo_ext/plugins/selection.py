@@ -74,22 +74,20 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     for key in mapping:
         if not isinstance(key, str):
-            what = f"The parameter name {key!r} in {value!r} is not a string"
-            raise ConfigurationError(f"{what}. YAML reads on, off, yes, no and numbers so: put it in quotes.")
+            raise ConfigurationError(f"The parameter name {key!r} in {value!r} is not a string: put it in quotes.")
     parameters = dict(mapping)
     distribution, name = _split(kind, parameters.pop("name"), value)
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(f"Only rewards have a weight: take `weight` out of {value!r}.")
     weight = None
     if "weight" in parameters:
-        wanted = "a finite number (YAML 1.1 reads 1e-3 as a string: write 1.0e-3)"
-        weight = checked_number(f"The weight of the reward {name!r}", parameters.pop("weight"), wanted)
+        label = f"The weight of the reward {name!r}"
+        weight = checked_number(label, parameters.pop("weight"), "a finite number (in YAML 1.0e-3, not 1e-3)")
     guard: Any = None
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
-            wanted = "a mapping such as {timeout: 5, on_error: null}"
-            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}; it must be {wanted}.")
+            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}, and no mapping of parameters.")
     on = {one for one in FACTS[kind].switches if checked_flag(f"{name}: {one}", parameters.pop(one, False))}
     return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))
 

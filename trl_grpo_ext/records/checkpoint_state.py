@@ -143,10 +143,7 @@ def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
     if not (folder / STATE).is_file() and not _CHECKPOINT.match(folder.name):
         return
     if problem := checkpoint_problem(folder, all_checksums=all_checksums):
-        raise CheckpointError(
-            f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint; `last_complete_checkpoint` of "
-            "trl_grpo_ext.launch.checkpoints finds the newest complete one."
-        )
+        raise CheckpointError(f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint.")
 
 
 def _of_state(folder: Path) -> Iterator[str]:

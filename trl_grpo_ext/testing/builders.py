@@ -233,9 +233,6 @@ class Ranks:
         self.gathers[rank] += 1
         parts = [part for part in self._meet(rank, tensor) if part is not None]
         if len(parts) < len(self.rollouts):
-            raise UnequalGathers(
-                f"the ranks gathered {self.gathers} times: every rank must call gather equally often, and never under "
-                "a condition on its own rows."
-            )
+            raise UnequalGathers(f"the ranks gathered {self.gathers} times: each must call gather equally often.")
         width = max(part.size(-1) for part in parts)
         return torch.cat([pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in parts])

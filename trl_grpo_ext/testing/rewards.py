@@ -335,8 +335,7 @@ class RewardChecks(Checks):
 
     def formats(self) -> None:
         only_if(not self._refused, f"it takes messages alone: with strings {self._refused}")
-        conversations = f"it takes texts alone, so prompts must be no conversations: {self._of_texts_alone}"
-        only_if(not self._of_texts_alone, conversations)
+        only_if(not self._of_texts_alone, f"it takes texts alone, no conversations: {self._of_texts_alone}")
         strings = [item for item in self.ordinary.items if isinstance(item.completion, str)]
         only_if(strings, "the completions that were given are messages")
 
@@ -376,8 +375,7 @@ class RewardChecks(Checks):
         scored = [(s, item) for s, item in zip(scores, self.ordinary.items, strict=True) if s is not None]
         wrong = min((score for score, _ in scored), default=0.0)
         right = max((score for score, _ in scored), default=0.0)
-        advice = "none of the completions scores better than the others; give a right one in completions"
-        only_if(not _same(right, wrong), advice)
+        only_if(not _same(right, wrong), "no completion scores better than the others; give a right one in completions")
         batch = self.ordinary.with_items([next(item for score, item in scored if score == right)])
         if self.declared.per_completion:
             one_none = self.ordinary.with_value(0, column, None)
@@ -388,8 +386,8 @@ class RewardChecks(Checks):
             def judge(tried: RewardCall, reference: Any = reference) -> None:
                 (score,) = self._scores(tried)
                 if score is not None and _same(score, wrong):
-                    what = f"with the reference {shown(reference)} a right answer gets {_said(score)}, as a wrong one"
-                    raise Broken(f"{what}; give None", tried)
+                    what = f"a right answer gets {_said(score)}, as a wrong one: give None"
+                    raise Broken(f"with the reference {shown(reference)} {what}", tried)
 
             tried = batch.with_value(0, column, reference)
             self._over([tried], judge, f"{column!r} is {shown(reference)}")

@@ -91,9 +91,8 @@ class TensorChecks(Checks, ABC):
             rounded = self._results(batch, dtype=torch.float32)
             for method, exact_B_T in exact.items() if compared else ():
                 size = float(exact_B_T.abs().max())
-                what = f"{method}, in float64 and in float32"
-                absolute = self.stray * size + ABSOLUTE
-                compare(exact_B_T, rounded[method].double(), what, batch, relative=0.0, absolute=absolute)
+                tolerances = {"relative": 0.0, "absolute": self.stray * size + ABSOLUTE}
+                compare(exact_B_T, rounded[method].double(), f"{method}, in float64 and float32", batch, **tolerances)
                 if size and not bool(rounded[method].any()):
                     raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
 
@@ -174,15 +173,14 @@ class HookChecks(TensorChecks):
         return advantages_B_T
 
     def role(self) -> None:
-        self._keeps_its_role()
+        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
+        self._comparable_only()
+        self._over(self.ordinary, self._keeps_its_role)
         same = (torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary)
         if self.role_name == "transform" and all(same):
-            advice = 'declare role="estimator"'
-            raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
+            raise Broken('its result does not depend on the incoming advantages: declare role="estimator"')
 
-    @over("ordinary", compares=True)
     def _keeps_its_role(self, batch: SmallBatch) -> None:
-        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
         one_B_T, other_B_T = self._with_two_advantages(batch)
         if self.role_name == "estimator":
             compare(one_B_T, other_B_T, "it is an estimator, and with other advantages coming in", batch)
@@ -212,10 +210,9 @@ class HookChecks(TensorChecks):
             raise Broken(f"with equal rewards, {_both(exact_B_T, rounded_B_T, place)}; {advice}", batch)
 
     def dtype(self) -> None:
-        self._keeps_the_dtype()
+        self._over(self.ordinary, self._keeps_the_dtype)
         super().dtype()
 
-    @over("ordinary")
     def _keeps_the_dtype(self, batch: SmallBatch) -> None:
         for stage in self.stages if self.at_rollout != "on_rewards" else ():
             for dtype in (torch.float32, torch.float64):
@@ -332,11 +329,8 @@ class AggregationChecks(TensorChecks):
         if self.by_weights:
             super().ranks()
         else:
-            self._processes_agree()
-
-    @over("varied", compares=True)
-    def _processes_agree(self, batch: SmallBatch) -> None:
-        self._parts_agree(batch, "processes")
+            self._comparable_only()
+            self._over(self.varied, lambda batch: self._parts_agree(batch, "processes"))
 
     @over("varied", compares=True)
     def totals(self, batch: SmallBatch) -> None:

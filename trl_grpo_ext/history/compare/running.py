@@ -169,8 +169,7 @@ class _NotSaved(Mapping[str, Any]):
         self._selection = selection
 
     def __getitem__(self, name: str) -> Any:
-        what = "saved rewards come without their parts, which a hook reads"
-        raise ConfigurationError(f"{self._selection}: {what}. List the rewards, so that they are called again.")
+        raise ConfigurationError(f"{self._selection}: a hook reads parts, which saved rewards lack: list the rewards.")
 
     def __iter__(self) -> Any:
         return self[""]
@@ -250,8 +249,8 @@ def _weighted_sum(
     of_run = weights is None
     if weights is None:
         if batch.weights is None:
-            what = f"the weights of {', '.join(batch.rewards)} in {batch.where} are unknown"
-            raise ConfigurationError(f"{selection.name}: {what}: give reward_weights, or the rewards.")
+            what = f"{batch.where}: the weights of {', '.join(batch.rewards)} are unknown"
+            raise ConfigurationError(f"{what}: give reward_weights, or the rewards.")
         weights = [batch.weights[name] for name in rewards]
     check_weights(selection.name, weights, list(rewards))
     weights_K = torch.tensor(weights, dtype=torch.float32)

@@ -65,9 +65,7 @@ class SafeCheckpoints:
         self._stop = SaveOnSignal(stop_signals)
         super().__init__(*arguments, **keywords)
         if self.args.enable_jit_checkpoint:
-            raise ConfigurationError(
-                "enable_jit_checkpoint saves without the other ranks. Remove it: SafeCheckpoints does it with them."
-            )
+            raise ConfigurationError("enable_jit_checkpoint saves without the other ranks: remove it.")
         self.add_callback(self._stop)  # type: ignore[attr-defined]
 
     @property
@@ -187,8 +185,8 @@ class SafeCheckpoints:
                 found = checkpoint_state.last_complete_checkpoint(folder)
                 if found is None:
                     there = [f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in checkpoint_state.checkpoint_steps(folder)]
-                    what = f"no complete checkpoint in {folder}, which has {', '.join(there) or 'nothing'}"
-                    raise CheckpointError(f"resume_from_checkpoint=True found {what}.")
+                    has = ", ".join(there) or "none at all"
+                    raise CheckpointError(f"There is no complete checkpoint to resume from in {folder}; it has {has}.")
                 step = int(found.rpartition("-")[2])
         mine = torch.tensor([step], device=self.accelerator.device)
         return str(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.accelerator.gather(mine).max()}")
