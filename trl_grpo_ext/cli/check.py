@@ -1,10 +1,8 @@
-"""`trl-grpo-ext check`: the conformance kit on the command line. Heavy imports happen when the command runs."""
-
-from __future__ import annotations
+"""`trl-grpo-ext check`: the conformance kit on the command line."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,12 +10,12 @@ from rich.text import Text
 from ..errors import ConfigurationError, PluginError
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
+from ..plugins.description import find_named
+from ..plugins.discovery import PluginInfo, scan
 from ..plugins.kinds import kind_of
+from ..plugins.selection import parse_selection
+from ..testing import Report, check
 from .console import KIND_HELP, of_distribution, paragraph
-
-if TYPE_CHECKING:
-    from ..plugins.discovery import PluginInfo
-    from ..testing import Report
 
 _MOST_ROWS = 8
 
@@ -45,11 +43,6 @@ def check_command(
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     given = {} if columns is None else _columns(columns)
-    from ..plugins.description import find_named
-    from ..plugins.discovery import scan
-    from ..plugins.selection import parse_selection
-    from ..testing import check  # slow to import
-
     installed = scan()
     asked: dict[str, Any] = {}
     if selection is not None:
