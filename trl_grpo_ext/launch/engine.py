@@ -37,10 +37,7 @@ class ExpectedRun:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """The engine requested from the launcher, or by the `deepspeed` and `fsdp` of the training arguments.
-
-    None if the script itself asks for FSDP; an `EngineError` if DeepSpeed's file cannot be read.
-    """
+    """The engine that launcher or training arguments ask for; None if it is the arguments' `fsdp`."""
     env = os.environ if environment is None else environment
     deepspeed = getattr(args, "deepspeed", None)
     if str_to_bool(env.get("ACCELERATE_USE_DEEPSPEED", "false")) or deepspeed is not None:
@@ -57,10 +54,7 @@ def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
     if not isinstance(file, Mapping):
         if not file or str(file).lower() == "none":
             return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-        try:
-            file = json.loads(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"DeepSpeed's configuration {str(file)!r} cannot be read: {error}") from error
+        file = json.loads(Path(file).read_text(encoding="utf-8"))
     return int(file.get("zero_optimization", {}).get("stage", 0))
 
 

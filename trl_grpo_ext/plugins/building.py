@@ -58,10 +58,7 @@ def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
 
 
 def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
-    """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is.
-
-    A reward function that takes none of what TRL passes is a factory, as `trl.rewards.get_...` are, and is called.
-    """
+    """Make the usable object: call a class or factory, bind a function's parameters, take an instance as it is."""
     makes_reward = info.kind == "reward" and _is_factory(exported)
     if _is_function(exported) and not makes_reward:
         if info.kind != "reward" or not parameters:
@@ -104,7 +101,7 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
 
 
 def _is_factory(exported: Any) -> bool:
-    """Whether this is a function that TRL could not call as a reward: it has no parameter for what TRL passes."""
+    """Whether this is a function without a parameter for what TRL passes a reward, as `trl.rewards.get_...` are."""
     known = parameters_of(exported) if _is_function(exported) else None
     if known is None:
         return False

@@ -24,10 +24,7 @@ OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
 
 
 def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
-    """Refuse a plugin, an object with the methods of its kind, by a `PluginContractError` that begins with `subject`.
-
-    Its declaration, role and signatures must be those of the contract.
-    """
+    """Refuse an object whose declaration, role or signatures are not its kind's; the error begins with `subject`."""
     if is_model(plugin):
         return
     try:

@@ -31,10 +31,7 @@ class Selection:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
 
     def plain(self) -> str | dict[str, Any]:
-        """The string or mapping that parses to this selection, to save with a run's settings.
-
-        Selections inside the parameters become plain too.
-        """
+        """The string or mapping that parses to this selection, in which inner selections are plain too."""
         ours = _settings(self)
         parameters = {name: _plain(value) for name, value in self.parameters.items()}
         return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)

@@ -35,7 +35,6 @@ __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
 FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
-_FORMAT = 1
 _OTHERS: tuple[Kind, ...] = ("advantage_hook", "token_loss", "loss_aggregation", "prompt_sampler", "group_filter")
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
@@ -120,7 +119,7 @@ class Manifest:
 
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON values."""
-        return {"format": _FORMAT, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
+        return {"format": 1, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically as JSON."""
@@ -141,11 +140,9 @@ class Manifest:
     def from_plain(cls, value: Any) -> Manifest:
         """Make a manifest from what `plain` returned, perhaps in an untrusted file; a `ManifestError` if malformed."""
         match value:
-            case {"format": format_, "versions": dict() as versions, "plugins": list() as plugins}:
-                if format_ != _FORMAT:
-                    raise ManifestError(f"its format is {format_!r:.60}, and this version reads {_FORMAT}")
+            case {"format": 1, "versions": dict() as versions, "plugins": list() as plugins}:
                 return cls(tuple(map(_read_record, plugins)), versions)
-        raise ManifestError("it is no mapping with format, versions and plugins")
+        raise ManifestError("it is no mapping with format 1, versions and plugins")
 
 
 def _read_record(value: Any) -> PluginRecord:

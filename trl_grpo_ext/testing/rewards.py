@@ -161,8 +161,7 @@ class RewardCall:
 def ordinary_call(
     reward: Any, completions: Sequence[Any] | None, prompts: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]]
 ) -> RewardCall:
-    """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
-    reward compares with. Prompts and columns are repeated."""
+    """The given completions, or `COMPLETIONS` and texts that say what stands in the reward's column of references."""
     asked = prompts or PROMPTS
     every = {**COLUMNS, **columns}
     items = [
@@ -215,10 +214,7 @@ class RewardChecks(Checks):
         return NotChecked(self._untried) if self._untried else super().check(rule)
 
     def _call_first(self) -> None:
-        """Call it with strings or, if it refuses these, with messages.
-
-        A reward that raises for messages is one for texts: it stops a run of conversations, and harms no other.
-        """
+        """Call it with strings or, if it refuses these, with messages."""
         read: list[str] = []
         for form in self._forms:
             ordinary = replace(self.ordinary, form=form)

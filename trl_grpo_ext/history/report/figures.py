@@ -314,7 +314,9 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel]) -> Figure | None:
         name: {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         for number, name in enumerate(dict.fromkeys(line.name for line in every))
     }
-    columns = _legend_columns([*looks, "held out"])
+    names = [*looks, "held out"]
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
     rows = -(-(len(looks) + 1) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * len(there) + MARGIN + 0.17 * rows), layout="constrained")
     all_axes: list[Axes] = list(figure.subplots(len(there), 1, squeeze=False, sharex=True)[:, 0])
@@ -346,12 +348,6 @@ def _draw(axis: Axes, line: _Line, look: Mapping[str, Any]) -> None:
     if line.held_out:
         places = [*line.held_out]
         axis.plot(places, [*line.held_out.values()], label=f"{line.name} (held out)", **look, **_HOLLOW)
-
-
-def _legend_columns(names: Sequence[str]) -> int:
-    """The columns of a legend that fit into the width of a figure."""
-    longest = max(map(len, names))
-    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
 
 
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
