@@ -67,13 +67,17 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         mapping = parse_yaml(value, shown(value), exponents=True)
     elif isinstance(value, str):
         mapping = {"name": value}
-    if not isinstance(mapping, Mapping) or "name" not in mapping:
-        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
+    text = mapping.get("name") if isinstance(mapping, Mapping) else None
+    parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
+    if len(parts) not in (1, 2) or not all(parts):
+        example = f"{{name: some_name{', weight: 0.2' if kind == 'reward' else ''}, some_parameter: 1}}"
+        forms = f"a name, `distribution:name`, a dotted path `module:attribute`, or a mapping such as {example}"
+        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. Write {forms}.")
     for key in mapping:
         if not isinstance(key, str):
             raise ConfigurationError(f"The parameter name {key!r} in {value!r} is not a string: put it in quotes.")
-    parameters = dict(mapping)
-    distribution, name = _split(kind, parameters.pop("name"), value)
+    parameters = {key: of for key, of in mapping.items() if key != "name"}
+    *before_colon, name = parts
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(f"Only rewards have a weight: take `weight` out of {value!r}.")
     weight = None
@@ -86,15 +90,8 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         if not isinstance(guard, Mapping):
             raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}, and no mapping of parameters.")
     on = {one for one in FACTS[kind].switches if checked_flag(f"{name}: {one}", parameters.pop(one, False))}
+    distribution = before_colon[0] if before_colon else None
     return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))
-
-
-def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
-    """Split `x:y` at its colon; a bare name has no `x`."""
-    parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
-    if not 1 <= len(parts) <= 2 or not all(parts):
-        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
-    return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
 def yaml_hint(parameters: Mapping[Any, Any]) -> str:
@@ -111,8 +108,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if type(value) in (list, tuple) else value
-
-
-def _how(kind: Kind) -> str:
-    example = f"{{name: some_name{', weight: 0.2' if kind == 'reward' else ''}, some_parameter: 1}}"
-    return f"Write a name, `distribution:name`, a dotted path `module:attribute`, or a mapping such as {example}."

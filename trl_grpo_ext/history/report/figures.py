@@ -94,8 +94,6 @@ class Plot:
     absent: str = "No such metric is in the history."
 
 
-# ---------------------------------------------------------------------------------------------- which figures
-
 _OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
 """In this order; others follow."""
 
@@ -277,9 +275,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
 
-# ---------------------------------------------------------------------------------------------- how they are drawn
-
-
 @dataclass(frozen=True)
 class _Line:
     """One series of one run in a panel, by step."""
@@ -357,8 +352,6 @@ def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
             drawn = draw_lines(runs, plot.panels(runs))
         yield plot, None if drawn is None else svg_of(drawn, plot.name, plot.title)
 
-
-# ------------------------------------------------------------------------------------------------- figures as SVG
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "http://www.w3.org/1999/xlink"
