@@ -5,11 +5,9 @@ load, `check_launch` compares the launcher's request, which is in the environmen
 training begins, `EngineCheck` compares the wrapped model with it. Facts are of Accelerate 1.15 and transformers 5.23.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from accelerate.utils import DistributedType, gather_object, str_to_bool
 from transformers import TrainerCallback
 
 from ..errors import EngineError
+from ..guard.untrusted import read_settings
 
 __all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
@@ -54,7 +53,7 @@ def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
     if not isinstance(file, Mapping):
         if not file or str(file).lower() == "none":
             return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-        file = json.loads(Path(file).read_text(encoding="utf-8"))
+        file = read_settings(file)
     return int(file.get("zero_optimization", {}).get("stage", 0))
 
 
