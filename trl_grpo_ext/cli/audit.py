@@ -1,7 +1,7 @@
 """`trl-grpo-ext audit`: does a reward understand a data set's references? Run it before you rent a GPU.
 
 Each reference goes back to the reward as if a model had written it, and then a wrong answer of the same shape: another
-number, another sign, another parity. Heavy imports happen when the command runs.
+number, another sign, another parity.
 """
 
 import json
@@ -18,9 +18,11 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
+from ..plugins.loading import load_rewards
 from ..types import RewardDeclaration
 from .console import paragraph
 
@@ -86,8 +88,6 @@ def audit(
         ConfigurationError: There are no rows, or no such column, or the reward names none.
         TRLGRPOExtError: What the reward itself raises.
     """
-    from ..guard.calls import reward_name  # slow to import
-
     if not rows:
         raise ConfigurationError("The data set has no rows to audit.")
     column = column or RewardDeclaration.of(reward).reference_column or completions
@@ -138,8 +138,6 @@ def _judged(
     reward: Any, rows: Sequence[Mapping[str, Any]], column: str, asked: Sequence[tuple[int, str]]
 ) -> Iterator[tuple[int, str, Judgement]]:
     """The reward's verdicts on completions of some rows, by their numbers."""
-    from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
-
     for start in range(0, len(asked), _AT_ONCE):
         numbers, completions = zip(*asked[start : start + _AT_ONCE], strict=True)
         theirs = rows[0].keys() - PASSED_BY_TRL - {"prompt", "completion"}
@@ -206,8 +204,6 @@ def audit_command(
 
     Exits with 1 if it finds any, and with 2 if the reward names no column of references, so that none was checked.
     """
-    from ..plugins.loading import load_rewards  # slow to import
-
     (function,) = load_rewards([reward])
     rows = _rows(data, config, split, limit)
     with messages().status(f"Scoring {len(rows):,} rows"):
