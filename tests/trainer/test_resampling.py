@@ -267,33 +267,11 @@ class TooLong:
         return ["too long"] * size + ["too_long"] * size + kept[2 * size :]
 
 
-class Adds(GRPOTrainer):
-    """Adds a tensor to each batch that is no wider or narrower with the completions, and looks for its rows."""
-
-    seen = 0
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        numbers_B = (batch["completion_ids"] * batch["completion_mask"]).sum(1)
-        return batch | {"mine": numbers_B.float().view(-1, 1, 1).expand(-1, 15, 2)}
-
-    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        mine = inputs["mine"]
-        numbers_B = (inputs["completion_ids"] * inputs["completion_mask"]).sum(1)
-        live_B = inputs["completion_mask"].any(dim=1)
-        assert torch.equal(mine[live_B], numbers_B[live_B].float().view(-1, 1, 1).expand(-1, 15, 2))
-        self.seen += len(mine)
-        return super().compute_loss(model, inputs, *arguments, **keywords)
-
-
 @pytest.mark.slow
-def test_resample_keeps_a_tensor_of_a_users_class(tiny_model: Path, tmp_path: Path) -> None:
-    given = {"resample": {"filter": TooLong()}}
-    settings: dict[str, Any] = {"prompt_count": 8, "per_device_train_batch_size": 16, "max_steps": 1}
-    done = train(tiny_model, tmp_path, mixed(Adds), trainer_arguments=given, **settings)
-    assert done.trainer.seen == 16
-    dropped = {name: number for name, number in groups_logged(done.logs)[0].items() if "long" in name}
-    assert dropped == {"dropped/too_long": 4}  # in two rounds
+def test_reasons_that_share_a_metric_are_counted_together(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trainer_arguments": {"resample": {"filter": TooLong(), "max_rounds": 1}}}
+    done = train(tiny_model, tmp_path, prompt_count=8, max_steps=1, **settings)
+    assert groups_logged(done.logs)[0]["dropped/too_long"] == 2
 
 
 ADAPTS = {"name": "kl_in_reward", "form": "completion", "target": 0.1}
