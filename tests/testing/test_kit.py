@@ -103,7 +103,7 @@ compares.declares = RewardDeclaration(reference_column="answer")  # type: ignore
     ("rule", "options", "reason"),
     [
         ("reward.formats", {"completions": [[{"role": "assistant", "content": "18"}]]}, "that were given are messages"),
-        ("reward.outcomes", {}, "none of the completions scores better than the others"),
+        ("reward.outcomes", {}, "no completion scores better than the others"),
     ],
 )
 def test_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:

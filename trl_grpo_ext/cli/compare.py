@@ -24,7 +24,6 @@ _SAME = 0.0005
 """Shares below this print as 0.0%."""
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
-
 _COMPLETIONS = "A run's output_dir with token records, or a file of them; with --model also JSON Lines of texts."
 _WITH = "A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it; the first is the base."
 _MODEL = "Measure gradients with the policy that sampled the completions: path or hub id, or an adapter's folder."

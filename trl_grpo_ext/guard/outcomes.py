@@ -104,10 +104,7 @@ class OutcomePolicy:
     def scores(
         self, judgements: Sequence[Judgement], causes: Mapping[int, BaseException] = MappingProxyType({})
     ) -> list[float | None]:
-        """Turn a batch's outcomes into scores.
-
-        One whose policy is "raise" is a `RewardError` with its row, from that row's cause, if there is one.
-        """
+        """Turn a batch's outcomes into scores; one that is "raise" is a `RewardError` from its row's cause, if any."""
         scores: list[float | None] = []
         for row, judgement in enumerate(judgements):
             if judgement.outcome in (Outcome.SCORED, Outcome.NONE):

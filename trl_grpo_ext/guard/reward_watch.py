@@ -231,9 +231,7 @@ class RewardWatch:
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
-            raise PluginOutputError(
-                f"The reward {name!r} changed {changed!r}, which others read too: make a copy first."
-            )
+            raise PluginOutputError(f"The reward {name!r} changed {changed!r}, which others read: copy it first.")
         scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import one_line
 from ..records.token_records import FOLDER
 
 RECORDS = FOLDER
@@ -92,11 +93,8 @@ def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error, shortened, without control characters."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return "".join(character if character.isprintable() else "?" for character in line)[:160]
+    """An error on one line, shortened; of the operating system's only what it says."""
+    return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__, 160).rstrip(".")
 
 
 def plain_messages(messages: Any) -> Any:

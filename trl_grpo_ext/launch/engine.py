@@ -5,11 +5,9 @@ load, `check_launch` compares the launcher's request, which is in the environmen
 training begins, `EngineCheck` compares the wrapped model with it. Facts are of Accelerate 1.15 and transformers 5.23.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from accelerate.utils import DistributedType, gather_object, str_to_bool
 from transformers import TrainerCallback
 
 from ..errors import EngineError
+from ..guard.untrusted import read_settings
 
 __all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
@@ -37,10 +36,7 @@ class ExpectedRun:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """The engine requested from the launcher, or by the `deepspeed` and `fsdp` of the training arguments.
-
-    None if the script itself asks for FSDP; an `EngineError` if DeepSpeed's file cannot be read.
-    """
+    """The engine that launcher or training arguments ask for; None if it is the arguments' `fsdp`."""
     env = os.environ if environment is None else environment
     deepspeed = getattr(args, "deepspeed", None)
     if str_to_bool(env.get("ACCELERATE_USE_DEEPSPEED", "false")) or deepspeed is not None:
@@ -57,10 +53,7 @@ def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
     if not isinstance(file, Mapping):
         if not file or str(file).lower() == "none":
             return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-        try:
-            file = json.loads(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"DeepSpeed's configuration {str(file)!r} cannot be read: {error}") from error
+        file = read_settings(file)
     return int(file.get("zero_optimization", {}).get("stage", 0))
 
 
@@ -131,10 +124,8 @@ class EngineCheck(TrainerCallback):
         self._dtype = _dtype_of(trainer.model)
         self._gradients_seen = False
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
-            raise EngineError(
-                "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference. Name its "
-                "base model and continue the adapter by resume_from_checkpoint, or merge it first."
-            )
+            what = "No parameter of the model is trained: all are frozen, as in an adapter loaded for inference"
+            raise EngineError(f"{what}. Name its base model and resume the adapter by resume_from_checkpoint.")
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

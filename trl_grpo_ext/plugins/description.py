@@ -41,6 +41,10 @@ class Entry:
     detail: str
     summary: str
 
+    def plain(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return {**self.info.plain(), "state": self.state, "detail": self.detail, "summary": self.summary}
+
 
 def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> list[Entry]:
     """Inspect some of the installed plugins without importing them. All are passed in, to see whose names collide."""
@@ -148,14 +152,13 @@ class PluginDocs:
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON values."""
-        of_info = ("kind", "name", "distribution", "version", "builtin", "aliases", "target")
         parameters = [
             {key: getattr(one, key) for key in ("name", "type", "required", "default")}
             | {"doc": self.doc.parameters.get(one.name, "")}
             for one in self.parameters
         ]
         found = {
-            **{key: getattr(self.info, key) for key in of_info},
+            **self.info.plain(),
             **{key: getattr(self, key) for key in ("state", "detail", "form")},
             "parameters": parameters,
             "file": None if self.file is None else str(self.file),

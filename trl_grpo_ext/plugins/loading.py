@@ -122,11 +122,9 @@ class RewardList(LoadedList):
             args = names.get("args") or getattr(owner, "args", None)
             if has_plugins(owner) or getattr(args, "reward_weights", None) is not None:
                 return
-            raise ConfigurationError(
-                f"{type(owner).__name__} would ignore the weights {self.weights} of these rewards: set "
-                "reward_weights=rewards.weights in its config, or where it has none combine them in one reward, "
-                "load_rewards({'name': 'weighted', 'rewards': [...]})."
-            )
+            what = f"{type(owner).__name__} would ignore the weights {self.weights} of these rewards"
+            advice = "set reward_weights=rewards.weights in its config, or combine them by the reward 'weighted'"
+            raise ConfigurationError(f"{what}: {advice}.")
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
@@ -323,6 +321,5 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
     if len(has) == 1 or (has and kind == "advantage_hook"):
         check_contract(kind, plugin, subject)
         return
-    both = f": it has both {' and '.join(has)}" if has else ""
-    what = f"{subject} is {describe(plugin)}, not {with_article(kind)}{both}"
-    raise PluginTypeError(f"{what}. Required: {FACTS[kind].required}.")
+    what = f"has both {' and '.join(has)}" if has else f"is {describe(plugin)}, not {with_article(kind)}"
+    raise PluginTypeError(f"{subject} {what}. Required: {FACTS[kind].required}.")

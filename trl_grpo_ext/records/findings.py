@@ -150,12 +150,7 @@ class RunFacts:
 
 
 def findings_of(folder: str | Path, history: History) -> list[Finding]:
-    """The findings of the run in a folder.
-
-    Args:
-        folder: Its output_dir, with the manifest.
-        history: Its log entries, as `trainer.state.log_history` has them.
-    """
+    """The findings of a run: its output_dir, with the manifest, and its entries in `trainer.state.log_history`."""
     try:
         plugins = Manifest.read(Path(folder) / MANIFEST).plugins
     except (ManifestError, OSError):

@@ -35,12 +35,7 @@ def copies_of(prompt: Any) -> list[bytes]:
 
 
 def data_uri(content: Any) -> str:
-    """A copy that was read from a file, encoded again.
-
-    Raises:
-        ValueError: It is no JPEG, or larger than any copy is.
-        ImportError: pillow is missing.
-    """
+    """A copy that was read from a file, encoded again; a `ValueError` if it is no JPEG, or larger than any copy is."""
     from PIL import Image
 
     if not isinstance(content, bytes) or len(content) > LARGEST:

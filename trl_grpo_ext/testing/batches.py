@@ -17,7 +17,7 @@ from ..credit.groups import group_is_equal, group_mean
 from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
-from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals, Turn
+from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals
 from .builders import character_offsets, make_forward, padded, turns_between
 
 PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
@@ -142,11 +142,7 @@ class SmallBatch:
         with_advantages: bool = False,
         **overrides: Any,
     ) -> Rollout:
-        """The context of `on_rollout`, or that of a method that sees the advantages.
-
-        Log-probabilities and entropies have `logps_dtype`, all other numbers `dtype`. `padding` stands in
-        log-probabilities where no token is, with other token ids.
-        """
+        """The context of `on_rollout`, or of a method that sees the advantages; `padding` is for log-probabilities."""
         width = width or self.width
         rows = self.rows
         setting = self.setting
@@ -189,7 +185,9 @@ class SmallBatch:
         }
         if "offsets" in needs:
             settings["offsets"] = lambda place: character_offsets(self.pieces(rows[place]))
-            settings["turns"] = lambda place: self._turns(rows[place])
+            settings["turns"] = lambda place: turns_between(
+                rows[place].live, self.pieces(rows[place]), [0] if rows[place].number % 2 else []
+            )
         parts = {
             REWARD_NAMES[0]: [self._parts(row) for row in rows],
             REWARD_NAMES[1]: [_parts_of_turns(row) for row in rows],
@@ -225,9 +223,6 @@ class SmallBatch:
     def _ids(self, width: int, padding: float) -> torch.Tensor:
         ids = [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows]
         return padded(ids, width, 7 if padding else 0, torch.long)
-
-    def _turns(self, row: Row) -> list[Turn]:
-        return turns_between(row.live, self.pieces(row), [0] if row.number % 2 else [])
 
     def _parts(self, row: Row) -> Parts | None:
         if math.isnan(row.rewards[0]):
@@ -284,7 +279,6 @@ def ordinary_batches(setting: Setting) -> list[SmallBatch]:
 
 
 _LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
-
 
 ALSO_ORDINARY = (
     "a group whose rewards are all equal",

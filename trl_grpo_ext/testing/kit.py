@@ -223,10 +223,7 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
 
 
 def _subject(kind: Kind, asked: Any, given: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
-    """A plugin, loaded unless it already is; its name; its options.
-
-    A selection without parameters gets those that the plugin declares for its checks.
-    """
+    """A plugin, loaded if need be, by default with the parameters it declares for checks; its name; its options."""
     options: Mapping[str, Any] = {}
     if isinstance(asked, str | Mapping | Selection):
         asked = parse_selection(kind, asked)

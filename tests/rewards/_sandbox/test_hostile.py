@@ -8,6 +8,7 @@ from tests.rewards._sandbox.running import failure, module, program, raised
 
 PROGRAMS = [  # code, what it reads, what it prints and how it ends
     ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "1 2\n39\n", "42\n", 0),
+    ("print(open('/dev/stdin').read(), open('/proc/self/fd/0', 'rb').read())", "ab", "ab b'ab'\n", 0),
     ("import os\nos.write(1, os.read(0, 2))\nprint(open(0).read())", "ab\ncd", "ab\ncd\n", 0),
     ("import atexit\natexit.register(print, 'bye')\nif __name__ == '__main__': raise SystemExit(3)", "", "bye\n", 3),
     ("import os\nprint(sorted(os.environ))", "", "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR']\n", 0),

@@ -94,9 +94,6 @@ class Plot:
     absent: str = "No such metric is in the history."
 
 
-# ---------------------------------------------------------------------------------------------- which figures
-
-
 _OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
 """In this order; others follow."""
 
@@ -278,9 +275,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
 
-# ---------------------------------------------------------------------------------------------- how they are drawn
-
-
 @dataclass(frozen=True)
 class _Line:
     """One series of one run in a panel, by step."""
@@ -315,7 +309,9 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel]) -> Figure | None:
         name: {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         for number, name in enumerate(dict.fromkeys(line.name for line in every))
     }
-    columns = _legend_columns([*looks, "held out"])
+    names = [*looks, "held out"]
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
     rows = -(-(len(looks) + 1) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * len(there) + MARGIN + 0.17 * rows), layout="constrained")
     all_axes: list[Axes] = list(figure.subplots(len(there), 1, squeeze=False, sharex=True)[:, 0])
@@ -349,21 +345,12 @@ def _draw(axis: Axes, line: _Line, look: Mapping[str, Any]) -> None:
         axis.plot(places, [*line.held_out.values()], label=f"{line.name} (held out)", **look, **_HOLLOW)
 
 
-def _legend_columns(names: Sequence[str]) -> int:
-    """The columns of a legend that fit into the width of a figure."""
-    longest = max(map(len, names))
-    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
-
-
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
     """Each figure as one `<svg>` element without style, script or outside link; None if there is nothing to draw."""
     for plot in PLOTS:
         with style():
             drawn = draw_lines(runs, plot.panels(runs))
         yield plot, None if drawn is None else svg_of(drawn, plot.name, plot.title)
-
-
-# ------------------------------------------------------------------------------------------------- figures as SVG
 
 
 _SVG = "http://www.w3.org/2000/svg"

@@ -18,10 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from ...guard.calls import unique_names
-from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
-from ...records.manifest import Manifest, PluginRecord
+from ...records.manifest import Manifest, PluginRecord, records_by_name
 from ...records.writing import write_atomically
 from .page_data import page_data
 from .trained_run import Run
@@ -48,11 +46,7 @@ class WrittenPage:
 
 
 def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> WrittenPage:
-    """Write the page atomically, with at most `limit` completions over all runs, in whole groups.
-
-    Raises:
-        ConfigurationError: It cannot be written there.
-    """
+    """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
     html, notes = page(runs, limit)
     content = html.encode("utf-8", "replace")
     try:
@@ -135,7 +129,6 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 
-
 Line = tuple[str, Sequence[str], bool]
 """One line of a table: a name, a text for each run, and whether the runs differ in it."""
 
@@ -172,10 +165,7 @@ def plugins(runs: Sequence[Run]) -> list[Line]:
     """The plugins of each run in order and the versions of libraries, those that differ first."""
     tables = []
     for manifest in (run.manifest or Manifest() for run in runs):
-        named = [
-            f"{LABELS[one.kind]} {one.name}" + (f", in {one.inside}" if one.inside else "") for one in manifest.plugins
-        ]
-        table = dict(zip(unique_names(named), map(_describe, manifest.plugins), strict=True))
+        table = {name: _describe(record) for name, record in records_by_name(manifest).items()}
         tables.append(table | {f"version of {name}": str(one or _ABSENT) for name, one in manifest.versions.items()})
     names = list(dict.fromkeys(name for table in tables for name in table))
     return lines_of(tables, sorted(names, key=lambda name: name.startswith("version of ")))

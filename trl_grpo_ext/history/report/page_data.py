@@ -113,9 +113,6 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
     return kept
 
 
-# ---------------------------------------------------------------------------------------------- one step
-
-
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     asked = [(row.prompt, tuple(row.pictures)) for row in rows]
@@ -181,9 +178,6 @@ def compress(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), compresslevel=6, mtime=0)).decode("ascii")
 
 
-# --------------------------------------------------------------------------------------------- completions as rows
-
-
 @dataclass
 class Row:
     """One completion as the page shows it; what the file does not say is None."""
@@ -238,9 +232,6 @@ def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
         wide = numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32) > 0xFFFF
         spans = spans + numpy.concatenate([[0], numpy.cumsum(wide)])[spans]
     return spans
-
-
-# ---------------------------------------------------------------------------------------------- token records
 
 
 def _of_records(run: Run, path: Path) -> list[Row]:
@@ -330,9 +321,6 @@ def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
     if found.shape != (size,):
         raise ValueError(f"{found.size} values for {size} tokens")
     return found
-
-
-# ---------------------------------------------------------------------------------------------- TRL's tables
 
 
 def _of_table(run: Run, path: Path) -> list[Row]:

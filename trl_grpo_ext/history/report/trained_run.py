@@ -99,11 +99,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Read several runs, each folder once, and lengthen the names of runs with the same name.
-
-    Raises:
-        ConfigurationError: As `load_run`; or no folder is named.
-    """
+    """Read several runs, each folder once, and lengthen the names of runs with the same name."""
     if not folders:
         raise ConfigurationError("No run is named. Name at least one output_dir.")
     runs = [load_run(folder) for folder in dict.fromkeys(Path(folder).resolve() for folder in folders)]

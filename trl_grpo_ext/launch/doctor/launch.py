@@ -26,7 +26,6 @@ from . import Problem, pretend
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
 _AS_MODULES = {"accelerate.commands.launch": "accelerate-launch", "torch.distributed.run": "torchrun"}
 
-
 RENAMED: Mapping[str, tuple[str, str]] = {
     "torch_dtype": ("dtype", "TRL 0.27"),
     "warmup_ratio": ("warmup_steps", "transformers 5.15, where a number below 1 is a share of the steps"),

@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -120,8 +121,6 @@ def sizes_of(model: Any) -> Sizes:
 
 def adapters_of(model: Any, peft_config: Any) -> Adapters:
     """Let PEFT adapt, in place, a model that `on_meta` built."""
-    import peft
-
     try:
         with warnings.catch_warnings(action="ignore"):
             adapted: Any = peft.get_peft_model(model, peft_config)
