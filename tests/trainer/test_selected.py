@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout
-from tests.trainer.support import mixed
+from tests.support import arguments, length_reward, prompts, relative_gap, scripted_rollout, train
+from tests.trainer.support import EXACT, mixed
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
@@ -73,3 +74,32 @@ def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_p
     rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
     with pytest.raises(ConfigurationError):
         mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
+    with pytest.raises(ConfigurationError, match=r"0\.7"):
+        mixed(Weighs)(str(tiny_model), rewards, arguments(tmp_path), train_dataset=prompts())
+
+
+class Weighs(GRPOTrainer):
+    """Weighs its rewards itself, each batch differently."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.reward_weights = torch.tensor([0.3, 0.7])
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights = self.reward_weights.flip(0)
+        return batch
+
+
+@pytest.mark.slow
+def test_weights_that_a_subclass_sets_are_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    def second(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(ids[0] % 3) for ids in completion_ids]
+
+    settings: dict[str, Any] = {"reward_funcs": [length_reward, second], "max_steps": 2}
+    theirs = train(tiny_model, tmp_path, Weighs, **settings)
+    for selected in ({}, {"loss_aggregation": "token_mean"}):
+        ours = train(tiny_model, tmp_path, mixed(Weighs), **settings, **selected)
+        assert [log["reward"] for log in ours.logs[:2]] == [log["reward"] for log in theirs.logs[:2]]
+        assert ours.trainer.reward_weights.tolist() == theirs.trainer.reward_weights.tolist()
+        assert all(relative_gap(mine, its) < EXACT for mine, its in zip(ours.gradients, theirs.gradients, strict=True))

@@ -75,7 +75,7 @@ def read_rollout(
         tokens=int(batch["num_items_in_batch"]),
         sequences=sequences,
         prompts=sequences // group_size,
-        max_completion_length=facts.max_completion_length,
+        max_completion_length=progress.max_completion_length,
         processes=facts.ranks,
         micro_batches=progress.steps_per_generation,
         optimizer_steps=progress.steps_per_generation / facts.accumulation if progress.training else 1.0,

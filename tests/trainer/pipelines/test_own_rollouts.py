@@ -108,3 +108,25 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
     plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
     twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}
     assert relative_gap(doubled.gradients[0], twice) < EXACT
+
+
+@pytest.mark.slow
+def test_tensors_that_a_subclass_adds_are_whole_after_resampling(tiny_model: Path, tmp_path: Path) -> None:
+    class Targets(GRPOTrainer):
+        """Adds 30 numbers to each row, one of them the number of its tokens."""
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            batch["targets"] = batch["completion_mask"].sum(1, keepdim=True) + torch.arange(30)
+            return batch
+
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+            assert torch.equal(inputs["targets"], inputs["completion_mask"].sum(1, keepdim=True) + torch.arange(30))
+            return super().compute_loss(model, inputs, *arguments, **keywords)
+
+        def get_train_dataloader(self) -> Any:
+            return super().get_train_dataloader()
+
+    resample = {"filter": "signal", "max_rounds": 2}
+    with pytest.warns(UserWarning, match="get_train_dataloader of MineTargets is not asked"):
+        assert train(tiny_model, tmp_path, mixed(Targets), resample=resample, max_steps=1).gradients

@@ -17,8 +17,8 @@ from trl_grpo_ext.types import Rollout, StepTotals, implements
 def test_loss_types_have_trls_weights() -> None:
     assert TRL_REDUCTIONS.keys() == contract.LOSS_TYPES
     rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
-    facts: Any = SimpleNamespace(max_completion_length=9, ranks=1)
-    progress = Progress(training=True, step=0)
+    facts: Any = SimpleNamespace(ranks=1)
+    progress = Progress(training=True, step=0, max_completion_length=9)
     for loss_type, name in TRL_REDUCTIONS.items():
         aggregation = load_loss_aggregation(name)
         if implements(aggregation, "weights"):

@@ -69,18 +69,31 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tensor | None], None]]:
-    """A context in which TRL's reward functions, names and weights match the columns of rewards."""
-    names = trainer.reward_func_names
-    functions = trainer.reward_funcs
-    weights = trainer.reward_weights
+    """A context in which TRL's reward functions, names and weights can match the columns of rewards."""
+    shown: dict[str, tuple[Any, Any]] = {}
 
-    def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
-        trainer.reward_func_names = [*names, *added]
-        trainer.reward_funcs = [*functions, *[None] * len(added)]
-        trainer.reward_weights = weights if weights_K is None else weights_K
+    def restore() -> None:
+        for name, (own, ours) in shown.items():
+            if getattr(trainer, name) is ours:  # else somebody has changed it since, and TRL would keep that
+                setattr(trainer, name, own)
+        shown.clear()
 
-    with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
-        yield more
+    def show(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
+        restore()
+        columns: dict[str, Any] = {}
+        if added:
+            columns["reward_func_names"] = [*trainer.reward_func_names, *added]
+            columns["reward_funcs"] = [*trainer.reward_funcs, *[None] * len(added)]
+        if weights_K is not None:
+            columns["reward_weights"] = weights_K
+        for name, value in columns.items():
+            shown[name] = getattr(trainer, name), value
+            setattr(trainer, name, value)
+
+    try:
+        yield show
+    finally:
+        restore()
 
 
 def restore_after_trial(trainer: Any) -> AbstractContextManager[None]:
