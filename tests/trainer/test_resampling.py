@@ -27,7 +27,7 @@ from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from tests.trainer.support import mixed
 from trl_grpo_ext import GRPOExtTrainer, Rollout
-from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.types import FilterDeclaration
 
@@ -298,9 +298,3 @@ def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> No
     stream = {"train_dataset": prompts(8).to_iterable_dataset(), "rollout_func": scripted_rollout}
     with pytest.raises(ConfigurationError):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)
-
-
-def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
-    for wrong in ({"filter": "signal", "rounds": 3}, {"filter": "signal", "max_rounds": 0}, {"filter": "sgnal"}):
-        with pytest.raises(TRLGRPOExtError):
-            arguments(tmp_path, resample=wrong)

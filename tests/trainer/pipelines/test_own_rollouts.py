@@ -7,7 +7,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, relative_gap, train
+from tests.support import length_reward, relative_gap, train
 from tests.trainer.support import (
     EXACT,
     Doubled,
@@ -22,7 +22,6 @@ from tests.trainer.support import (
     rows_of,
     sequence_means,
 )
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
 ONE_STEP: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
@@ -109,80 +108,6 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
     plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
     twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}
     assert relative_gap(doubled.gradients[0], twice) < EXACT
-
-
-def test_mixin_behind_trls_trainer_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
-
-        class Wrong(Curriculum, GRPOExtMixin):
-            pass
-
-    class MoreOfOurs(GRPOExtMixin):  # a mixin of mixins is no trainer yet
-        pass
-
-    assert issubclass(on_top(Curriculum), GRPOExtTrainer)
-
-
-class Particular(GRPOTrainer):
-    """Takes keywords alone, fewer than TRL, one of its own; and puts its own reward in front."""
-
-    def __init__(self, *, model: Any, reward_funcs: Any, args: Any, train_dataset: Any, strength: float, **more: Any):
-        self.strength = strength
-        assert not {"eval_dataset", "processing_class"} & more.keys()
-
-        def own(completions: list[Any], **columns: Any) -> list[float]:
-            return [strength] * len(completions)
-
-        super().__init__(model, [own, *reward_funcs], args, train_dataset, **more)
-
-
-def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_path: Path) -> None:
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    more = [{"name": "soft_overlong", "max_completion_length": 8, "cache": 4, "weight": 3.0}]
-    given: dict[str, Any] = {"model": str(tiny_model), "args": arguments(tmp_path, rewards=more)}
-    trainer = mixed(Particular)(reward_funcs=rewards, train_dataset=prompts(), strength=2.0, **given)
-    assert trainer.strength == 2.0
-    assert trainer.reward_func_names == ["own", "think_format", "tag_format", "soft_overlong"]
-    assert trainer.reward_weights.tolist() == [1.0, 0.25, 0.5, 3.0]
-
-
-def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    class Replaces(GRPOTrainer):
-        def __init__(self, model: Any, reward_funcs: Any, args: Any, **more: Any) -> None:
-            super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
-
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    with pytest.raises(ConfigurationError):
-        mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
-    with pytest.raises(ConfigurationError, match=r"0\.7"):
-        mixed(Weighs)(str(tiny_model), rewards, arguments(tmp_path), train_dataset=prompts())
-
-
-class Weighs(GRPOTrainer):
-    """Weighs its rewards itself, each batch differently."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.reward_weights = torch.tensor([0.3, 0.7])
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        self.reward_weights = self.reward_weights.flip(0)
-        return batch
-
-
-@pytest.mark.slow
-def test_weights_that_a_subclass_sets_are_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    def second(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        return [float(ids[0] % 3) for ids in completion_ids]
-
-    settings: dict[str, Any] = {"reward_funcs": [length_reward, second], "max_steps": 2}
-    theirs = train(tiny_model, tmp_path, Weighs, **settings)
-    for selected in ({}, {"loss_aggregation": "token_mean"}):
-        ours = train(tiny_model, tmp_path, mixed(Weighs), **settings, **selected)
-        assert [log["reward"] for log in ours.logs[:2]] == [log["reward"] for log in theirs.logs[:2]]
-        assert ours.trainer.reward_weights.tolist() == theirs.trainer.reward_weights.tolist()
-        assert all(relative_gap(mine, its) < EXACT for mine, its in zip(ours.gradients, theirs.gradients, strict=True))
 
 
 @pytest.mark.slow
