@@ -230,7 +230,8 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             },
         )
     except (RewardError, PluginOutputError, PluginRunError) as error:
-        raise type(error)(f"{selection}, {batch.where}: {error}") from error
+        advice = " The columns of a data set come with --dataset." if "needs the column" in str(error) else ""
+        raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")
