@@ -101,7 +101,8 @@ class Side(wire.Conversation):
         self.seen: dict[str, list[str]] = dict(seen)
         self.raised: list[BaseException] = []  # by the solution
         self.copies: dict[int, Any] = {}
-        self._known = {*sys.stdlib_module_names, *(name.partition(".")[0] for name in sys.modules)}
+        self._known = {"tests", *wire.SOLUTION_MODULES, *sys.stdlib_module_names}
+        self._known |= {name.partition(".")[0] for name in sys.modules}
         self.gone = ""
         self.process = ""
         self.asked = 0
