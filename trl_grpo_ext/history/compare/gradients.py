@@ -69,10 +69,8 @@ def measured(
             if not {name, other} <= seen:
                 one[direction] = _UNDEFINED
     if unseen := [name for name in found if name not in seen]:
-        note(
-            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts, so there is no "
-            "cosine to it, and a worth is rough or missing. More prompts help."
-        )
+        what = f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts"
+        note(f"{what}, so there is no cosine to it, and a worth is rough or missing. More prompts help.")
     return Gradients(
         model=policy.name or type(policy.model).__name__,
         prompts=number,
@@ -139,8 +137,6 @@ def _sketches(
             apart += float((logps_n - item.saved_n)[item.live_n].abs().sum())
             counted += int(item.live_n.sum())
     if counted and apart / counted > _OTHER_POLICY:
-        note(
-            f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token: another "
-            "policy, or another temperature, sampled the completions. The numbers hold for the model's own completions."
-        )
+        what = f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token"
+        note(f"{what}: another policy, or temperature, sampled. The numbers hold for the model's own completions.")
     return torch.stack(found, dim=1)

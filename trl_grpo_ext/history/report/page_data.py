@@ -56,17 +56,14 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         saved = sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
             others = f", and {len(files) - len(chosen)} more steps were saved" if len(chosen) < len(files) else ""
-            data.notes.append(
-                f"{run.name}: of the {saved} completions saved at {len(chosen)} steps {shown} are on this "
-                f"page{others}. A larger --limit shows more, up to {SIZE:,} characters in all."
-            )
+            here = f"of the {saved} completions saved at {len(chosen)} steps {shown} are on this page{others}"
+            data.notes.append(f"{run.name}: {here}. A larger --limit shows more, up to {SIZE:,} characters in all.")
         steps = [_add_to_index(data, path, rows) for path, rows, _ in chosen]
         rewards = list(dict.fromkeys(name for step in steps for name in step["rewards"]))
         opens = place_to_open([rows for _, rows, _ in chosen])
         right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), next(iter(rewards), None))
-        data.index["runs"].append(
-            {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
-        )
+        about = {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
+        data.index["runs"].append(about)
     return data
 
 
@@ -207,10 +204,8 @@ def read_rows(run: Run, path: Path) -> list[Row]:
     try:
         return _of_records(run, path) if path in run.records else _of_table(run, path)
     except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        run.note(
-            f"{path} was left out of the completions: its columns are not what training writes "
-            f"({type(error).__name__}: {str(error)[:100]!a})."
-        )
+        why = f"{type(error).__name__}: {str(error)[:100]!a}"
+        run.note(f"{path} was left out of the completions: its columns are not what training writes ({why}).")
         return []
 
 
