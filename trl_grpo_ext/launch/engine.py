@@ -145,11 +145,10 @@ def differences(expected: ExpectedRun, run: Mapping[str, Any]) -> list[str]:
     # Half way between the even share and everything: uneven rows and small layers kept whole stay far below it.
     all_of_it = run["parameters"]
     if engine in _SHARDED and processes > 1 and run["parameters_here"] > (all_of_it + all_of_it / processes) / 2:
-        what = f"{engine} does not shard: this process holds {run['parameters_here']:,} of {all_of_it:,} parameters"
-        advice = (
-            "Set bnb_4bit_quant_storage to the dtype, or lower stage3_param_persistence_threshold"
-        )
-        found.append(f"{what}. {advice}.")
+        what = f"{engine} was to shard the parameters over {processes} processes"
+        held = f"this one holds {run['parameters_here']:,} of {all_of_it:,}"
+        advice = "Set bnb_4bit_quant_storage to the dtype, or lower stage3_param_persistence_threshold"
+        found.append(f"{what}, but {held}. {advice}.")
     if expected.bits not in (None, run["bits"]):
         got = f"{run['quantised_layers']} layers of {run['bits']} bits"
         found.append(f"{expected.bits}-bit weights were asked for (0: not quantised); the model has {got}.")
