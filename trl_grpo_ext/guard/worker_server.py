@@ -22,8 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-HEADER = struct.Struct("!QQ")
-"""Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
+HEADER = struct.Struct("!QQ")  # before each job and reply: a serial number, which the reply repeats, and the length
 COMMAND = struct.Struct("!Q")  # what the parent sends to the server: `FORK`, or the pid of a worker to kill
 FORK = 0
 

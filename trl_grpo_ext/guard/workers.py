@@ -388,7 +388,6 @@ class _Worker:
         return self.sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def is_quiet(self) -> bool:
-        """Whether it is alive and has sent nothing."""
         poll = select.poll()
         poll.register(*self.watched())
         return not poll.poll(0) and _cpu_seconds(self.pid) is not None

@@ -21,8 +21,7 @@ from ..guard.untrusted import read_settings
 __all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
-_SHARDED = ("zero3", "fsdp1", "fsdp2")
-"""Engines in which no rank holds all parameters."""
+_SHARDED = ("zero3", "fsdp1", "fsdp2")  # engines in which no rank holds all parameters
 
 
 @dataclass(frozen=True)
@@ -220,6 +219,5 @@ def _dtype_of(model: torch.nn.Module) -> str:
 
 
 def _raise(problems: Sequence[str]) -> None:
-    """Raise all of them in one error, without duplicates."""
     if problems:
         raise EngineError(" ".join(dict.fromkeys(problems)))

@@ -42,7 +42,6 @@ class Entry:
     summary: str
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
         return {**self.info.plain(), "state": self.state, "detail": self.detail, "summary": self.summary}
 
 
@@ -113,7 +112,6 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is None
 
     def __str__(self) -> str:
@@ -151,7 +149,6 @@ class PluginDocs:
         return example(self.info.kind, name, self.parameters)
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
         parameters = [
             {key: getattr(one, key) for key in ("name", "type", "required", "default")}
             | {"doc": self.doc.parameters.get(one.name, "")}

@@ -75,14 +75,12 @@ class LoadedList(list[Any]):
 
     @classmethod
     def from_loaded(cls, sources: Sequence[Loaded]) -> LoadedList:
-        """The list of these plugins' objects, in order."""
         made = LoadedList(item.object for item in sources)
         made._sources = sources
         return made
 
     @classmethod
     def join(cls, *lists: list[Any]) -> LoadedList:
-        """Concatenate lists."""
         return cls.from_loaded([item for plugins in lists for item in with_origin(plugins)])
 
 

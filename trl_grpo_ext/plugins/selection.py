@@ -102,7 +102,6 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter with its inner selections made plain."""
     if isinstance(value, Selection):
         return value.plain()
     if isinstance(value, Mapping):

@@ -27,12 +27,10 @@ from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
 
-_SLOW = 0.02
-_FEW = 4
-"""Seconds per completion from which on fewer completions are tried, and how many."""
+_SLOW = 0.02  # seconds per completion from which on fewer are tried
+_FEW = 4  # so many
 _ROUNDS = 10
-_QUICK = 0.05
-"""Seconds; what takes longer is not called by two threads over and over."""
+_QUICK = 0.05  # seconds; what takes longer is not called by two threads over and over
 
 Scores = list[float | None]
 T = TypeVar("T")

@@ -16,18 +16,14 @@ from .statistics import Estimate, Prompts, estimates
 
 PLAIN = "plain TRL"
 POLICY_GRADIENT = "policy gradient"
-FEW = 50
-"""With fewer prompts, intervals are unreliable."""
-RESAMPLES = 1000
-"""Of the bootstrap."""
-_OTHER_POLICY = 0.01
-"""Nats per token by which saved log-probabilities may differ from the model's without a note."""
+FEW = 50  # with fewer prompts, intervals are unreliable
+RESAMPLES = 1000  # of the bootstrap
+_OTHER_POLICY = 0.01  # nats per token by which saved log-probabilities may differ without a note
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 _UNDEFINED = Estimate(None, None, None)
 
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Wraps a list that takes long, given its title."""
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a list that takes long, given its title
 
 
 def with_references(given: Mapping[str, Given]) -> dict[str, Given]:

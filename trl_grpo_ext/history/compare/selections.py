@@ -29,10 +29,8 @@ _DEFAULTS["mask_truncated_completions"] = None  # as in the run
 _OF_ENTROPY = ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")
 _LEFT_OUT = ("beta", *_OF_ENTROPY, "off_policy_mask_threshold", "importance_sampling_level")
 """Settings that change a gradient in ways that are left out here; TRL's defaults have no effect."""
-Given = str | Path | Mapping[str, Any]
-"""A file of a selection, or what it holds."""
-Selections = Sequence[Given] | Mapping[str, Given]
-"""Several; a mapping gives them names."""
+Given = str | Path | Mapping[str, Any]  # a file of a selection, or what it holds
+Selections = Sequence[Given] | Mapping[str, Given]  # a mapping gives them names
 
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_SAVED = {"ref_logps", "sampling_logps"}
@@ -126,7 +124,6 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
 
 
 def check_weights(selection: str, weights: Sequence[float], names: Sequence[str]) -> None:
-    """Refuse `reward_weights` that are not one for each reward."""
     if len(weights) != len(names):
         listed = ", ".join(names)
         raise ConfigurationError(f"{selection}: {len(weights)} reward_weights for {len(names)} rewards ({listed}).")

@@ -118,8 +118,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 
-Line = tuple[str, Sequence[str], bool]
-"""One line of a table: a name, a text for each run, and whether the runs differ in it."""
+Line = tuple[str, Sequence[str], bool]  # of a table: a name, a text for each run, whether they differ
 
 _OTHERS = ("completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std")
 

@@ -30,8 +30,7 @@ hooks, with their text, took 6 MB."""
 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
-_AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")
-"""Fields of `Row` that the index has as columns."""
+_AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")  # of `Row`
 
 Numbers = numpy.ndarray[Any, Any]
 
@@ -166,7 +165,6 @@ def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> dict[str, 
 
 
 def _rounded(values: Numbers) -> list[float]:
-    """Numbers with five significant digits."""
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 

@@ -19,8 +19,7 @@ from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
 from .. import run_files as files
 
-LARGEST_NUMBER = 1e100
-"""Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
+LARGEST_NUMBER = 1e100  # larger ones are left out, as NaN is: their sums would overflow
 
 History = list[dict[str, Any]]
 

@@ -98,7 +98,6 @@ class SaveOnSignal(TrainerCallback):
             args.save_total_limit = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Stop listening."""
         if self.stopped_by is not None:
             args.save_total_limit = self._limit
         self.restore()

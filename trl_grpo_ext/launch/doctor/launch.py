@@ -70,7 +70,6 @@ class Launch:
 
     @property
     def processes_per_machine(self) -> int:
-        """Processes on one machine."""
         return max(1, self.processes // max(1, self.machines))
 
     @property
