@@ -170,14 +170,11 @@ def findings(run: RunFacts) -> list[Finding]:
 
 
 def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
-    """The reward rises while something independent of it falls: held-out values, weight 0, the reward before shapers.
-
-    Of pass@k the smallest k counts: a large k may fall in a healthy run. The largest fall counts.
-    """
+    """The reward rises while what is independent of it falls: held-out values, weight 0, the reward before shapers."""
     names = {f"rewards/{name}/mean": f"{printable_name(name)}, which is not trained on," for name in run.untrained}
     names |= {f"eval_rewards/{name}/mean": f"held-out {printable_name(name)}" for name in run.untrained}
     at_k = sorted((int(k[1]), key) for key in run.keys if (k := re.match(r"eval_pass@(\d+)", key)))
-    names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}
+    names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}  # a large k may fall in a healthy run
     names |= {"eval_reward": "the held-out reward", "raw_reward": "the reward before shaping"}
     fallen: dict[str, Curve] = {}
     for key, metric in names.items():

@@ -233,10 +233,7 @@ class Checks:
 
 
 def over(inputs: str, *, compares: bool = False) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any], None]]:
-    """Make a rule of a method that judges one input: it must hold for each of the attribute `inputs`.
-
-    With `compares` the rule is left out where two results may differ for another reason.
-    """
+    """Make a rule of a method that judges one of `inputs`, and that may compare two results."""
 
     def rule_of(judge: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         def rule(checks: Checks) -> None:

@@ -80,13 +80,10 @@ def measured(
 
 
 class _Item(NamedTuple):
-    """One group of one batch; its `n` tokens one completion after the other.
-
-    The coefficients are weight times advantage under each selection, times the batch's groups, so that the mean over
-    groups is the gradient of a batch.
-    """
+    """One group of one batch; its `n` tokens one completion after the other."""
 
     group: Group
+    # Weight times advantage under each selection, times the batch's groups: the mean over groups is a batch's gradient.
     coefficients_S_n: torch.Tensor
     saved_n: torch.Tensor | None
     live_n: torch.Tensor

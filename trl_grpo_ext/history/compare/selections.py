@@ -47,17 +47,14 @@ class RewardSource(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadedSelection:
-    """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults.
-
-    `rewards` is None if the saved ones are used; `left_out` has settings that count for nothing here.
-    """
+    """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults."""
 
     name: str
-    rewards: Sequence[RewardSource] | None
+    rewards: Sequence[RewardSource] | None  # None if the saved ones are used
     hooks: Sequence[Any]
     aggregation: Any
     settings: Mapping[str, Any]
-    left_out: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, Any] = field(default_factory=dict)  # settings that count for nothing here
 
     @property
     def needs(self) -> set[str]:

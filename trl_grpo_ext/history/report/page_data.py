@@ -24,10 +24,7 @@ from ...records.token_records import SCHEMA
 from ..run_files import messages_in, step_of
 from .trained_run import Run, is_number
 
-SIZE = 12_000_000
-"""Most characters of completions on a page; a token with its numbers counts as eight more. 500,000 tokens after two
-hooks, with their text, took 6 MB."""
-
+SIZE = 12_000_000  # most characters of completions on a page; a token with its numbers counts as eight more
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
 _AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")  # of `Row`
