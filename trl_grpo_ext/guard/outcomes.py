@@ -19,7 +19,6 @@ __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 OUTCOME_SUFFIX = "_outcome"  # appended to a reward's name, the column of its outcomes in TRL's table
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]  # what an outcome becomes
-
 _LONGEST_SHOWN = 200
 _LONGEST_SAID = 2000
 

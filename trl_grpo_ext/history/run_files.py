@@ -19,10 +19,8 @@ from ..records.token_records import FOLDER
 
 RECORDS = FOLDER  # where the recorder writes them, inside the output_dir
 COMPLETIONS = "completions"  # where TRL writes completions
-
 Columns = dict[str, list[Any]]
 Say = Callable[[str], None]  # takes one sentence on what is missing or how a file was read
-
 _STEP = re.compile(r"(?:step|completions)_(\d{1,12})\.parquet")
 
 

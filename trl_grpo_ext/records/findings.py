@@ -40,7 +40,6 @@ NO_SIGNAL = 0.9  # share of groups
 TRUNCATED = 0.5  # of completions
 ENTROPY_LEFT = 0.05  # of the first entropy
 FAILING = 0.05  # of completions
-
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "unreadable", "none")
 
 

@@ -15,13 +15,11 @@ from .manifest import plain_mapping
 from .writing import write_atomically
 
 FILE = "trl_grpo_ext_settings.json"  # in a run's folder
-
 _COURSE = ("learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "seed")
 _BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", "num_generations")
 _SAMPLING = ("max_completion_length", "temperature")
 _LOSS = ("loss_type", "scale_rewards", "beta", "epsilon", "compact_updates")
 ALWAYS = (*_COURSE, *_BATCHES, *_SAMPLING, *_LOSS)  # recorded even at their default values
-
 NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", "accelerator_config", "token_records")
 """Settings that say nothing of what is learned."""
 

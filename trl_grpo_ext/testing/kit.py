@@ -23,7 +23,6 @@ from ..plugins.selection import Selection, parse_selection
 from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
 
 TIMEOUT = 60.0  # seconds for each rule, unless the caller or the plugin sets another limit
-
 OPTIONS = ("parameters", "columns", "completions", "prompts", "rules", "timeout", "unreadable", "tokenizer")
 
 

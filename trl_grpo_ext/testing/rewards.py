@@ -26,7 +26,6 @@ from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception
 # How far scores may be apart that ought to be the same: a model's last digits change with the padding.
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
-
 _SLOW = 0.02  # seconds per completion from which on fewer are tried
 _FEW = 4  # so many
 _ROUNDS = 10
@@ -34,10 +33,8 @@ _QUICK = 0.05  # seconds; what takes longer is not called by two threads over an
 
 Scores = list[float | None]
 T = TypeVar("T")
-
 _ROWS_SHOWN = 3
 _MOST_ITEMS = 16
-
 Form = Literal["text", "messages"]
 
 COMPLETIONS = (

@@ -25,7 +25,6 @@ RELATIVE = 1e-5  # tolerances for numbers that should be equal,
 ABSOLUTE = 1e-6  # as a plugin may compute in float32
 _NOTHING = 1e-9  # advantages up to this size are, in float64, what rounding leaves of zero
 _DEAD = 90  # numbers of the rows that are in no total start here
-
 Results = dict[str, torch.Tensor]  # of each method, `(B, T)` and zero off the mask
 
 

@@ -22,7 +22,6 @@ _OTHER_POLICY = 0.01  # nats per token by which saved log-probabilities may diff
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 _UNDEFINED = Estimate(None, None, None)
-
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a list that takes long, given its title
 
 

@@ -28,7 +28,6 @@ SIZE = 12_000_000  # most characters of completions on a page; a token with its 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
 _AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")  # of `Row`
-
 Numbers = numpy.ndarray[Any, Any]
 
 

@@ -20,7 +20,6 @@ from ...records.settings import from_plain
 from .. import run_files as files
 
 LARGEST_NUMBER = 1e100  # larger ones are left out, as NaN is: their sums would overflow
-
 History = list[dict[str, Any]]
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .case import Case
 
 Stage = Literal["load", "generation", "update"]
-
 GB = 1e9
 _BARELY = 0.9  # above this share of a device the doctor warns
 _TILE_TOKENS = 4_096
