@@ -122,11 +122,7 @@ class RewardList(LoadedList):
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
-    """Import, build and check one plugin. An object that is already built is only checked.
-
-    Args:
-        kind: One of `KINDS`.
-        selection_or_object: What `parse_selection` reads, or an object of that kind.
+    """Import, build and check one plugin that a selection names; an object that is already built is only checked.
 
     Raises:
         BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,9 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     asked = [(row.prompt, tuple(row.pictures)) for row in rows]
-    prompts = _numbered(asked)
-    vocabulary = _numbered(name for row in rows for name in row.tokens or ())
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
+    names = dict.fromkeys(name for row in rows for name in row.tokens or ())
+    vocabulary = {name: number for number, name in enumerate(names)}
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
@@ -139,11 +140,6 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "rewards": {name: [row.rewards.get(name) for row in rows] for row in rows for name in row.rewards},
         **{name: [getattr(row, name) for row in rows] for name in _AS_THEY_ARE},
     }
-
-
-def _numbered(values: Iterable[Any]) -> dict[Any, int]:
-    """Different values, numbered in order of first appearance."""
-    return {value: number for number, value in enumerate(dict.fromkeys(values))}
 
 
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> dict[str, Any]:
