@@ -394,8 +394,7 @@ class _Worker:
 
     def advance(self) -> Done | None:
         """Write and read what is possible without waiting; the result once it is there."""
-        # Not alive once the server has collected it, also where a process that it started holds the socket open. Asked
-        # before reading: what it wrote before it died counts.
+        # Asked before reading, as what it wrote before it died counts; a process that it started may hold the socket.
         alive = _cpu_seconds(self.pid) is not None
         self._write()
         try:

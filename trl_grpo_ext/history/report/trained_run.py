@@ -29,8 +29,7 @@ class Run:
 
     folder: Path  # its output folder
     name: str  # its name; unique among those that `load_runs` returned
-    # the log entries of training and evaluation, ordered by `step`; numbers that cannot be drawn are None
-    history: History = field(default_factory=list)
+    history: History = field(default_factory=list)  # log entries by `step`; numbers that cannot be drawn are None
     settings: dict[str, Any] = field(default_factory=dict)  # those that were set, and those that are always shown
     manifest: Manifest | None = None  # the plugins; None if there is no record of them
     records: list[Path] = field(default_factory=list)  # token record files, by step
