@@ -1,7 +1,8 @@
-"""Shared fixtures: a tiny real model on disk, and no network."""
+"""Shared fixtures: a tiny real model on disk, two runs of it, and no network."""
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,11 +13,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/torch_extensions")
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tests.history.report.trained import train_two
 from tests.support import save_tiny_model
 
 # On a busy machine any example may be slow; in CI every run tries the same ones.
@@ -43,6 +46,20 @@ def _few_objects_to_collect() -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama with a character tokenizer, saved where `from_pretrained` finds it."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+@pytest.fixture(scope="session")
+def trained_once(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder with the runs `one` and `two`, not to be changed, and their log histories."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train_two(tiny_model, folder)
+
+
+@pytest.fixture
+def own_runs(trained_once: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    """A copy of that folder to damage; without weights."""
+    left_out = shutil.ignore_patterns("*.safetensors", "*.pt", "*.bin", "tokenizer*")
+    return Path(shutil.copytree(trained_once[0], tmp_path / "runs", ignore=left_out))
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,15 @@ def test_a_reward_without_outcomes_is_right_from_1_on() -> None:
     assert problems(audit(half_right, rows, column="target", completions="code")) == [(1, "none"), (2, "wrong")]
 
 
+def test_lists_and_json_are_audited_in_the_form_of_a_completion() -> None:
+    lists = [{"lines": ["a", "b"]}, {"lines": [1, 2.5]}, {"lines": ["a b  c"]}]
+    objects = [{"fields": '{"a": 1}'}, {"fields": {"a": 1, "b": [None, "x"]}}]
+    for name, rows in {"lines": lists, "{name: lines, form: numbered}": lists, "json_fields": objects}.items():
+        (reward,) = load_rewards([name])
+        assert audit(reward, rows).findings == []
+        assert problems(audit(reward, [*rows, {"lines": [], "fields": "{"}])) == [(len(rows), "unparseable_reference")]
+
+
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
 
 
@@ -111,6 +120,7 @@ def test_audit_command(files: Path) -> None:
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
     assert "left over: 0 of 3 different references\nread in full: 3\n  row 0, " in done.out
     assert invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3").status == 0
+    assert "in full: 3\n" in invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy").out  # the others not
     for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
         refused = invoke("audit", files / "good.jsonl", "--reward", *words)
         assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)

@@ -15,7 +15,6 @@ from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from tests.trainer.support import Watch
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
 from trl_grpo_ext.types import END, Part, Parts, Place, Rollout, Turn
@@ -265,11 +264,10 @@ def check_spans(rollout: Rollout) -> None:
         assert places == ([[turn.number, *turn.tokens] for turn in turns] if several else [])
 
 
-def test_turn_numbers_and_runs() -> None:
-    wrote = torch.tensor([[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6, [1] * 6]).bool()
-    assert turn_numbers(wrote).tolist() == [[0, 0, -1, 1, -1, -1], [-1, 0, -1, 1, 1, -1], [-1] * 6, [0] * 6]
-    assert [true_runs(row) for row in wrote.tolist()] == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)]]
-    assert true_runs([]) == []
+def test_true_runs_by_hand() -> None:
+    rows = [[1, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 0], [0] * 6, [1] * 6, []]
+    runs = [true_runs([bool(one) for one in row]) for row in rows]
+    assert runs == [[(0, 2), (3, 4)], [(1, 2), (3, 5)], [], [(0, 6)], []]
 
 
 def test_what_a_tool_error_is() -> None:

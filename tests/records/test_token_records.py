@@ -5,14 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from tests.contexts import make_rollout
 from tests.support import train
 from trl_grpo_ext.errors import AlignmentError
 from trl_grpo_ext.records.token_records import TokenRecorder
-from trl_grpo_ext.records.writing import write_atomically
 from trl_grpo_ext.types import END, Part, Parts
 
 
@@ -23,21 +21,6 @@ def test_recorder_warns_once_when_it_cannot_write(tiny_model: Path, tmp_path: Pa
         run = train(tiny_model, tmp_path, max_steps=3, token_records=4)
     assert len(run.losses) == 3
     assert sum("Token records cannot be written" in str(one.message) for one in caught) == 1
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = tmp_path / "file"
-    write_atomically(written, "old")
-
-    def full(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[:1])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError):  # noqa: PT011 (the one above)
-        write_atomically(written, "new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_recorder_samples_the_same_groups_resumed() -> None:

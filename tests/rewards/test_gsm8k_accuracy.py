@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trl_grpo_ext.guard.messages import completion_text
+from tests.guard.test_messages import MESSAGES
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 SOLUTION = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\nShe makes 9 * 2 = $<<9*2=18>>18.\n#### 18"
@@ -49,27 +49,8 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
     assert scores == [None, 1.0]
 
 
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
-TOOL = {"role": "tool", "content": "5"}
-IMAGE = {"type": "image", "url": "5"}
-
-
-def says(content: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content}
-
-
-MESSAGES = [
-    *(("18", "18"), ([says("18")], "18"), (says("18"), "18"), ([says("17"), says("18")], "18")),
-    *(([says([IMAGE, {"type": "text", "text": "1"}, {"type": "text", "text": "8"}, "."])], "18."), ([CALL], "")),
-    *(([CALL, TOOL, says("18")], "18"), ([says("18"), CALL, TOOL], "18"), ([says("18"), says(" \n")], "18")),
-    *(([{"role": "tool", "content": "18"}], ""), ([], ""), (None, ""), ([18, "18"], "")),
-]
-
-
 def test_gsm8k_reads_the_last_message() -> None:
-    for completion, text in MESSAGES:
-        assert completion_text(completion) == text
-        assert score(completion) == float("18" in text)
+    assert [score(completion) for completion, _ in MESSAGES] == [float("18" in text) for _, text in MESSAGES]
 
 
 SEVERAL = [

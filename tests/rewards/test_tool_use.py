@@ -55,6 +55,12 @@ def test_tool_use_by_hand() -> None:
     assert logged == {f"tool_use/{what}": pytest.approx(count / 6) for what, count in shares.items()}
 
 
+def test_a_user_or_system_message_answers_no_call() -> None:
+    others = [[{"role": role, "content": "hm"}] for role in ("user", "system", "developer", "ipython")]
+    completions = [[says("", 1), *after] for after in ([], *others, [*answers("4"), *others[0]])]
+    assert turns(ToolUse(), completions) == [*[(-0.1,)] * 4, (0.1,), (0.1,)]
+
+
 def fail(text: str) -> str:
     """Raise an error.
 

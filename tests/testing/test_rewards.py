@@ -77,4 +77,4 @@ def test_public_rewards_are_believed(reward: Any) -> None:
         report = check("reward", reward, columns=columns)
         assert [one.rule.short for one in report.violations] == expected
     if reward is boxed:
-        assert str(report).count("it takes texts alone, so prompts must be no conversations: it raised TypeError") == 1
+        assert str(report).count("it takes texts alone, no conversations: it raised TypeError") == 1

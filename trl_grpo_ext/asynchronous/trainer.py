@@ -115,7 +115,6 @@ class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):
 
 
 def refuse(plugins: SelectedPlugins) -> None:
-    """Refuse what cannot act in the asynchronous trainer."""
     estimates = any(role_of(hook) == "estimator" for hook in plugins.hooks)
     for plugin in plugins.needing_logps:
         declared: Any = Declaration.of(plugin)
@@ -208,8 +207,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
             samples: list[Any] = await super()._score_group(group)
         if self._plugins.read_rollouts or {*self._weights} - {1.0}:
             if {len(sequences) for sequences in group.completions_sequences} != {1}:
-                what = "A conversation did not become one training row, which plugins need"
-                raise ConfigurationError(f"{what}: raise fork_threshold_tokens.")
+                raise ConfigurationError("A conversation became several training rows: raise fork_threshold_tokens.")
             for name, scores in scored.items():
                 for sample, score in zip(samples, scores, strict=True):
                     sample.metrics[f"rewards/{name}"] = float("nan") if score is None else float(score)

@@ -1,7 +1,7 @@
 """`trl-grpo-ext audit`: does a reward understand a data set's references? Run it before you rent a GPU.
 
 Each reference goes back to the reward as if a model had written it, and then a wrong answer of the same shape: another
-number, another sign, another parity. Heavy imports happen when the command runs.
+number, another sign, another parity.
 """
 
 import json
@@ -18,16 +18,18 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
+from ..plugins.loading import load_rewards
 from ..types import RewardDeclaration
 from .console import paragraph
 
 __all__ = ["Audit", "Finding", "audit"]
 
-_RENDERINGS = ("{0}", "\\boxed{{{1}}}", "<answer>{1}</answer>", "${1}$")
-"""How a reference, or what follows its last `####`, becomes a completion. One of these has to score right."""
+_RENDERINGS = ("{0}", "\\boxed{{{1}}}", "<answer>{1}</answer>", "${1}$", "```json\n{0}\n```", "{2}")
+"""How a reference, what follows its last `####`, or its numbered lines become a completion. One has to score right."""
 _AT_ONCE = 64
 _SHOWN = 10
 
@@ -78,15 +80,14 @@ def audit(
         rows: The data set's rows, as mappings.
         column: The column that holds the references; by default the reward's `reference_column`, under whose name the
             reward gets the column named here too.
-        completions: A column with a right completion for each row. Without it the reference stands in: as it is, boxed,
-            in answer tags and between dollars, and one of these has to score right.
+        completions: A column with a right completion for each row. Without it the reference stands in, a list by line
+            and a mapping as JSON: as it is, boxed, in answer tags, between dollars, in a fence of JSON and with
+            its lines numbered, and one of these has to score right.
 
     Raises:
         ConfigurationError: There are no rows, or no such column, or the reward names none.
         TRLGRPOExtError: What the reward itself raises.
     """
-    from ..guard.calls import reward_name  # slow to import
-
     if not rows:
         raise ConfigurationError("The data set has no rows to audit.")
     column = column or RewardDeclaration.of(reward).reference_column or completions
@@ -101,8 +102,9 @@ def audit(
         asked = []
         for number, row in enumerate(rows):
             if number not in found or found[number][1].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE):
-                reference = str(row[completions or column])
-                asked.append((number, form.format(reference, reference.rpartition("####")[2].strip())))
+                reference = _as_text(row[completions or column])
+                numbered = "\n".join(f"{n}. {line}" for n, line in enumerate(reference.split("\n"), 1))
+                asked.append((number, form.format(reference, reference.rpartition("####")[2].strip(), numbered)))
         for number, text, judged in judge(asked):
             if number not in found or judged.outcome is not Outcome.NO_ANSWER:  # which says least of a reference
                 found[number] = (text, judged)
@@ -121,17 +123,22 @@ def audit(
     if completions is None and hasattr(reward, "read_references"):
         distinct = sorted(first.values())
         as_read = reward.read_references([rows[number][column] for number in distinct])
-        read = [Read(row, shown(rows[row][column]), *pair) for row, pair in zip(distinct, as_read, strict=True)]
+        pairs = zip(distinct, as_read, strict=True)
+        read = [Read(row, shown(rows[row][column]), *pair) for row, pair in pairs if any(pair)]  # else not read at all
     findings = [Finding(row, shown(rows[row][column]), *problem) for row, problem in sorted(problems.items())]
     return Audit(reward_name(reward), column, len(rows), len(first), findings, read)
+
+
+def _as_text(reference: Any) -> str:
+    if isinstance(reference, list | tuple):
+        return "\n".join(map(str, reference))
+    return json.dumps(reference, default=str) if isinstance(reference, Mapping) else str(reference)
 
 
 def _judged(
     reward: Any, rows: Sequence[Mapping[str, Any]], column: str, asked: Sequence[tuple[int, str]]
 ) -> Iterator[tuple[int, str, Judgement]]:
     """The reward's verdicts on completions of some rows, by their numbers."""
-    from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
-
     for start in range(0, len(asked), _AT_ONCE):
         numbers, completions = zip(*asked[start : start + _AT_ONCE], strict=True)
         theirs = rows[0].keys() - PASSED_BY_TRL - {"prompt", "completion"}
@@ -198,8 +205,6 @@ def audit_command(
 
     Exits with 1 if it finds any, and with 2 if the reward names no column of references, so that none was checked.
     """
-    from ..plugins.loading import load_rewards  # slow to import
-
     (function,) = load_rewards([reward])
     rows = _rows(data, config, split, limit)
     with messages().status(f"Scoring {len(rows):,} rows"):

@@ -1,10 +1,8 @@
-"""`trl-grpo-ext check`: the conformance kit on the command line. Heavy imports happen when the command runs."""
-
-from __future__ import annotations
+"""`trl-grpo-ext check`: the conformance kit on the command line."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,19 +10,14 @@ from rich.text import Text
 from ..errors import ConfigurationError, PluginError
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line, printable
+from ..plugins.description import find_named
+from ..plugins.discovery import PluginInfo, scan
 from ..plugins.kinds import kind_of
+from ..plugins.selection import parse_selection
+from ..testing import Report, check
 from .console import KIND_HELP, of_distribution, paragraph
 
-if TYPE_CHECKING:
-    from ..plugins.discovery import PluginInfo
-    from ..testing import Report
-
-_BROKEN = 1
-_FAILED = 2
-_NO_EFFECT = 3
 _MOST_ROWS = 8
-
-
 _SELECTION = "A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'."
 _DISTRIBUTION = "Check every plugin of this distribution."
 _COLUMNS = 'The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
@@ -49,11 +42,6 @@ def check_command(
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     given = {} if columns is None else _columns(columns)
-    from ..plugins.description import find_named
-    from ..plugins.discovery import scan
-    from ..plugins.selection import parse_selection
-    from ..testing import check  # slow to import
-
     installed = scan()
     asked: dict[str, Any] = {}
     if selection is not None:
@@ -105,8 +93,8 @@ def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict:
     if as_json:
         typer.echo(json.dumps(plain, indent=2))
     if len(reports) < len(found):
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(2)
     if not all(one.ok for one in reports):
-        raise typer.Exit(_BROKEN)
+        raise typer.Exit(1)
     if strict and any(one.no_effect for one in reports):
-        raise typer.Exit(_NO_EFFECT)
+        raise typer.Exit(3)

@@ -1,22 +1,18 @@
 """`trl-grpo-ext list`: what is installed. Reads metadata and source text; no plugin is imported."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from ..guard.terminal import messages, results
 from ..guard.untrusted import one_line
+from ..plugins.description import Entry, overview
+from ..plugins.discovery import scan
 from ..plugins.kinds import PLURALS, kind_of
 from .console import KIND_HELP, of_distribution, paragraph
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..plugins.description import Entry
 
 
 def list_command(
@@ -28,30 +24,20 @@ def list_command(
 
     Imports none of them.
     """
-    from ..plugins.description import overview
-    from ..plugins.discovery import scan
-
     wanted = None if kind is None else kind_of(kind)
     installed = scan()
     offered = installed.plugins if distribution is None else of_distribution(distribution, installed)
     shown = [info for info in offered if wanted in (None, info.kind)]
     entries = overview(shown, installed.plugins)
     if as_json:
-        typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
+        typer.echo(json.dumps([entry.plain() for entry in entries], indent=2))
     else:
         _print(entries, results())
     if not entries:
         messages().print(Text("There is no such plugin."))
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
-    of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
-    plain = {key: getattr(entry.info, key) for key in of_info}
-    return {**plain, "state": entry.state, "detail": entry.detail, "summary": entry.summary}
-
-
 def _print(entries: list[Entry], console: Console) -> None:
-    """Print a few lines for each plugin, which fit any width."""
     for kind in dict.fromkeys(entry.info.kind for entry in entries):
         of_kind = [entry for entry in entries if entry.info.kind == kind]
         console.print(Text(f"{PLURALS[kind].capitalize()} ({len(of_kind)})", style="bold"))

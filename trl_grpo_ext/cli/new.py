@@ -10,9 +10,10 @@ from rich.text import Text
 from ..errors import ConfigurationError
 from ..guard.terminal import results
 from ..guard.untrusted import printable
+from ..plugins.discovery import available
 from ..plugins.kinds import kind_of
 from .console import paragraph
-from .scaffold import PluginKind
+from .scaffold.distribution import NewDistribution, PluginKind
 
 _NAME = "The name by which people select the plugin, such as answer_length."
 _DISTRIBUTION = "The distribution's name. Default: grpo- and the plugin's name."
@@ -27,9 +28,6 @@ def new_command(
 
     It is in a new folder with the distribution's name.
     """
-    from ..plugins.discovery import available
-    from .scaffold.distribution import NewDistribution
-
     for info in available(kind_of(kind)):
         if info.answers_to(name):
             raise ConfigurationError(f"The name {name!r} is taken, by {info.name!r} from {info.source}.")

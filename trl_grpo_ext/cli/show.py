@@ -1,28 +1,23 @@
 """`trl-grpo-ext show`: everything about one plugin, which is imported for it."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from ..guard.terminal import messages, results
 from ..guard.untrusted import as_json, escape, one_line, printable
+from ..plugins.description import PluginDocs, describe, find_named
+from ..plugins.discovery import scan
 from ..plugins.kinds import LABELS, kind_of
 from .console import KIND_HELP, paragraph
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..plugins.description import PluginDocs
 
 _BROKEN = re.compile(r"(?<=\S)\n {0,3}(?![\s|>+$]|```|[-*]\s|\d+[.)]\s|\w+: )")
 """Where a docstring's paragraph goes on in its next line, which is no item, table, code or formula."""
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
-
 
 _NAME = "A name, an alias, distribution:name, or a dotted path package.module:attribute."
 
@@ -36,9 +31,6 @@ def show_command(
 
     All plugins of that name are imported and shown. Exits with 1 if that failed for one.
     """
-    from ..plugins.description import describe, find_named
-    from ..plugins.discovery import scan
-
     installed = scan()
     wanted = None if kind is None else kind_of(kind)
     found = [describe(info, installed.plugins) for info in find_named(name, wanted, installed)]

@@ -134,8 +134,7 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         what = f"{type(returned).__name__}, {returned!r:.80}"
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
-        wanted = f"a list with one number or None for each of the {count} completions"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.")
+        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return a number or None for each.")
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
 
@@ -149,8 +148,8 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
             number = value if isinstance(value, float) else float(value)  # `Parts` stay `Parts`
             if not abs(number) > _LARGEST:
                 return number
-    what = f"{type(value).__name__}, {value!r:.80}, at row {row}; it must be None or a number"
-    raise PluginOutputError(f"The reward {reward!r} returned {what}, finite also in float32.")
+    what = f"{type(value).__name__}, {value!r:.80}, at row {row}"
+    raise PluginOutputError(f"The reward {reward!r} returned {what}; it must be None or a number, finite in float32.")
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

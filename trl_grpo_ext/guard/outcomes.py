@@ -16,12 +16,9 @@ from .parameters import checked_number
 
 __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
-OUTCOME_SUFFIX = "_outcome"
-"""Appended to a reward's name, the column of its outcomes in TRL's table."""
+OUTCOME_SUFFIX = "_outcome"  # appended to a reward's name, the column of its outcomes in TRL's table
 RAISE: Literal["raise"] = "raise"
-Consequence = float | None | Literal["raise"]
-"""What an outcome becomes."""
-
+Consequence = float | None | Literal["raise"]  # what an outcome becomes
 _LONGEST_SHOWN = 200
 _LONGEST_SAID = 2000
 
@@ -104,10 +101,7 @@ class OutcomePolicy:
     def scores(
         self, judgements: Sequence[Judgement], causes: Mapping[int, BaseException] = MappingProxyType({})
     ) -> list[float | None]:
-        """Turn a batch's outcomes into scores.
-
-        One whose policy is "raise" is a `RewardError` with its row, from that row's cause, if there is one.
-        """
+        """Turn a batch's outcomes into scores; one that is "raise" is a `RewardError` from its row's cause, if any."""
         scores: list[float | None] = []
         for row, judgement in enumerate(judgements):
             if judgement.outcome in (Outcome.SCORED, Outcome.NONE):

@@ -3,8 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,17 +51,8 @@ def as_json(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
+def read_settings(path: str | Path, *, may_be_empty: bool = False) -> dict[str, Any]:
     """Read a mapping from a YAML or JSON file; a `ConfigurationError` says why that cannot be."""
-    settings = read_values(path)
-    if not isinstance(settings, dict):
-        name = one_line(path, 300)
-        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
-    return {str(key): value for key, value in settings.items()}
-
-
-def read_values(path: str | Path) -> Any:
-    """Read a YAML or JSON file, as `parse_yaml` does; a `ConfigurationError` says why that cannot be."""
     name = one_line(path, 300)
     try:
         if (size := Path(path).stat().st_size) > MOST_BYTES:
@@ -70,33 +60,20 @@ def read_values(path: str | Path) -> Any:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or bytes that are no UTF-8
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
-    return parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
+    settings = parse_yaml(text, name, as_json=Path(path).suffix == ".json")
+    if settings is None and may_be_empty:
+        return {}
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{name} holds {one_line(repr(settings), 60)}, not settings (`name: value`).")
+    return {str(key): value for key, value in settings.items()}
 
 
-def parse_json(text: str, name: str) -> Any:
-    """Read JSON in which no key stands twice; a `ConfigurationError` says why that cannot be."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
-            raise ConfigurationError(f"a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
-        return found
-
-    with _readable(name):
-        return json.loads(text, object_pairs_hook=unique)
-
-
-def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
+def parse_yaml(text: str, name: str, *, exponents: bool = False, as_json: bool = False) -> Any:
     """Read YAML in which no key stands twice; `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3."""
     import yaml  # here, because most commands need no YAML
 
-    with _readable(name):
-        return yaml.load(text, _loader(exponents))
-
-
-@contextmanager
-def _readable(name: str) -> Iterator[None]:
     try:
-        yield
+        return json.loads(text) if as_json else yaml.load(text, _loader(exponents))
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
     except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys

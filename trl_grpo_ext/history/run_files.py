@@ -14,16 +14,13 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import one_line
 from ..records.token_records import FOLDER
 
-RECORDS = FOLDER
-COMPLETIONS = "completions"
-"""Where the recorder and TRL write completions, inside the output_dir."""
-
+RECORDS = FOLDER  # where the recorder writes them, inside the output_dir
+COMPLETIONS = "completions"  # where TRL writes completions
 Columns = dict[str, list[Any]]
-Say = Callable[[str], None]
-"""Takes one sentence on what is missing or how a file was read."""
-
+Say = Callable[[str], None]  # takes one sentence on what is missing or how a file was read
 _STEP = re.compile(r"(?:step|completions)_(\d{1,12})\.parquet")
 
 
@@ -87,16 +84,12 @@ def _values(chunks: Any) -> list[Any]:
 
 
 def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
-    """Some rows of every column, in the order given."""
     return {name: [values[row] for row in rows] for name, values in columns.items()}
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error, shortened, without control characters."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return "".join(character if character.isprintable() else "?" for character in line)[:160]
+    """An error on one line, shortened; of the operating system's only what it says."""
+    return one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__, 160).rstrip(".")
 
 
 def plain_messages(messages: Any) -> Any:

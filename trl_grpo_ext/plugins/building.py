@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import (
-    BrokenPluginError,
-    PluginContractError,
-    PluginParameterError,
-    TRLGRPOExtError,
-    UnknownPluginError,
-    reworded,
-)
+from .. import errors
 from ..guard.calls import PASSED_BY_TRL, parameters_of
 from ..guard.outcomes import exception_text
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
@@ -34,7 +27,7 @@ def import_plugin(info: PluginInfo) -> Any:
         except ModuleNotFoundError as error:
             if info.dotted and error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
                 problem = f"there is no module {error.name!r} on sys.path"
-                raise UnknownPluginError(explain_neither(info, problem, scan())) from error
+                raise errors.UnknownPluginError(explain_neither(info, problem, scan())) from error
             raise
     with plugin_code(info, f"reading {attribute!r} from {module_name!r}"):
         for part in attribute.split("."):
@@ -45,7 +38,7 @@ def import_plugin(info: PluginInfo) -> Any:
                 hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
                 problem = f"the module {module_name!r} has no attribute {attribute!r}.{hint}"
                 if info.dotted:
-                    raise UnknownPluginError(explain_neither(info, problem, scan())) from error
+                    raise errors.UnknownPluginError(explain_neither(info, problem, scan())) from error
                 raise broken(info, problem) from error
     return found
 
@@ -55,9 +48,9 @@ def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
     """Run code of a plugin: all that it raises is a `BrokenPluginError`, except Ctrl-C and errors of this package."""
     try:
         yield
-    except PluginContractError as error:  # of a declaration, which does not know whose it is
-        raise error if str(info) in str(error) else reworded(error, f"{info}: {error}") from error
-    except (TRLGRPOExtError, KeyboardInterrupt):
+    except errors.PluginContractError as error:  # of a declaration, which does not know whose it is
+        raise error if str(info) in str(error) else errors.reworded(error, f"{info}: {error}") from error
+    except (errors.TRLGRPOExtError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: a plugin that exits must not end the run in silence
         problem = f"{what} raised {type(error).__name__}: {exception_text(error)}"
@@ -65,10 +58,7 @@ def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
 
 
 def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
-    """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is.
-
-    A reward function that takes none of what TRL passes is a factory, as `trl.rewards.get_...` are, and is called.
-    """
+    """Make the usable object: call a class or factory, bind a function's parameters, take an instance as it is."""
     makes_reward = info.kind == "reward" and _is_factory(exported)
     if _is_function(exported) and not makes_reward:
         if info.kind != "reward" or not parameters:
@@ -77,10 +67,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         return functools.partial(exported, **parameters)  # picklable, and TRL names it after the function
     if not isinstance(exported, type) and not makes_reward:
         if parameters:
-            raise PluginParameterError(
-                f"{info} is {describe(exported)}, already built: it takes no parameters, and was given "
-                f"{_shown(parameters)}."
-            )
+            what = f"{describe(exported)}, already built, and takes no parameters"
+            raise errors.PluginParameterError(f"{info} is {what}; it was given {_shown(parameters)}.")
         return exported
     check_parameters(info, exported, parameters)
     try:
@@ -89,10 +77,8 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             raise TypeError(f"it takes neither completions nor **columns and returned {made!r:.80}, no reward function")
         return made
     except (TypeError, ValueError) as error:
-        raise PluginParameterError(
-            f"{info} refused its parameters ({_shown(parameters) or 'none'}) "
-            f"with {type(error).__name__}: {error}.{yaml_hint(parameters)}"
-        ) from error
+        what = f"{info} refused its parameters ({_shown(parameters) or 'none'}) with {type(error).__name__}"
+        raise errors.PluginParameterError(f"{what}: {str(error).removesuffix('.')}.{yaml_hint(parameters)}") from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
@@ -111,11 +97,11 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         if name in takes or open_ended:
             continue
         near = suggest_names(name, [*takes, *own_keys(info.kind)])
-        raise PluginParameterError(f"{info} has no parameter {name!r}.{near} {listed}")
+        raise errors.PluginParameterError(f"{info} has no parameter {name!r}.{near} {listed}")
 
 
 def _is_factory(exported: Any) -> bool:
-    """Whether this is a function that TRL could not call as a reward: it has no parameter for what TRL passes."""
+    """Whether this is a function without a parameter for what TRL passes a reward, as `trl.rewards.get_...` are."""
     known = parameters_of(exported) if _is_function(exported) else None
     if known is None:
         return False
@@ -128,20 +114,19 @@ def _is_function(exported: Any) -> bool:
 
 
 def describe(plugin: Any) -> str:
-    """Describe an object in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"
 
 
-def broken(info: PluginInfo, problem: str) -> BrokenPluginError:
+def broken(info: PluginInfo, problem: str) -> errors.BrokenPluginError:
     """An error that names the distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
     text = f"{info} cannot be loaded: {problem.removesuffix('.')}{'' if problem.endswith('?') else '.'}"
     if not info.dotted:
         entry = f"{info.name} = {info.target!r} in the group {facts.group}"
         text += f" Its entry point is {entry}, which must export {facts.required}."
-    return BrokenPluginError(text)
+    return errors.BrokenPluginError(text)
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:

@@ -24,10 +24,7 @@ OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
 
 
 def check_contract(kind: Kind, plugin: Any, subject: str) -> None:
-    """Refuse a plugin, an object with the methods of its kind, by a `PluginContractError` that begins with `subject`.
-
-    Its declaration, role and signatures must be those of the contract.
-    """
+    """Refuse an object whose declaration, role or signatures are not its kind's; the error begins with `subject`."""
     if is_model(plugin):
         return
     try:
@@ -94,9 +91,7 @@ def _methods(kind: Kind) -> dict[str, tuple[str, ...]]:
 def _check_signature(method: str, function: Callable[..., Any], parameters: tuple[str, ...], subject: str) -> None:
     called = f"{method}({', '.join(parameters)})"
     if inspect.iscoroutinefunction(function):
-        raise PluginContractError(
-            f"{subject}: {method} is async, and it is called as {called}: make it a plain method."
-        )
+        raise PluginContractError(f"{subject}: {method} is async, and called as {called}: make it a plain method.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some extension types have none
@@ -104,6 +99,4 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
     try:
         signature.bind(*parameters)
     except TypeError as error:
-        raise PluginContractError(
-            f"{subject}: {method}{signature} cannot be called as {called}: {error}. Give it these parameters."
-        ) from error
+        raise PluginContractError(f"{subject}: {method}{signature} is called as {called}: {error}.") from error

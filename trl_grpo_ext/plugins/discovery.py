@@ -56,6 +56,10 @@ class PluginInfo:
         """What begins a sentence about it."""
         return f"The {LABELS[self.kind]} {self.name!r} from {self.source}"
 
+    def plain(self) -> dict[str, Any]:
+        """Its fields but `dotted`, as JSON values."""
+        return {name: value for name, value in vars(self).items() if name != "dotted"}
+
     @property
     def source(self) -> str:
         """Distribution and version in words; the module if it belongs to no distribution."""
@@ -74,9 +78,6 @@ def available(kind: str | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
     Plugins that `TRL_GRPO_EXT_PLUGINS` blocks are listed too; see `is_allowed`.
-
-    Raises:
-        ConfigurationError: There is no such kind.
     """
     wanted = None if kind is None else kind_of(kind)
     return [info for info in scan().plugins if wanted in (None, info.kind)]
@@ -142,7 +143,6 @@ class Installed:
 
 
 def scan() -> Installed:
-    """Read all entry points."""
     found = set()
     by_name = dict(installed_distributions())
     for key, distribution in by_name.items():
@@ -177,7 +177,13 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
     """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
     info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
-    if (problem := _why_no_module(module)) is not None:
+    top = module.partition(".")[0]  # only the top package is looked for, since nothing is imported
+    problem = ""
+    if not all(part.isidentifier() for part in module.split(".")):
+        problem = f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
+    elif top not in sys.modules and module_spec(top) is None:
+        problem = f"there is no module {top!r} on sys.path (for one in the current directory set PYTHONPATH=.)"
+    if problem:
         raise UnknownPluginError(explain_neither(info, problem, installed))
     if (owner := owner_of(module)) is not None:
         name, version = provenance(owner)
@@ -185,16 +191,6 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
     return info
-
-
-def _why_no_module(module: str) -> str | None:
-    """Why there is no such module. Only the top package is looked for, since nothing is imported."""
-    if not all(part.isidentifier() for part in module.split(".")):
-        return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
-    top = module.partition(".")[0]
-    if top in sys.modules or module_spec(top) is not None:
-        return None
-    return f"there is no module {top!r} on sys.path (for one in the current directory set PYTHONPATH=.)"
 
 
 def suggest_names(name: str, names: Iterable[str]) -> str:

@@ -4,23 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from .. import types
 from ..errors import ConfigurationError
-from ..types import (
-    HOOK_METHODS,
-    AdvantageHook,
-    AggregationDeclaration,
-    Declaration,
-    FilterDeclaration,
-    GroupFilter,
-    HookDeclaration,
-    LossAggregation,
-    PromptSampler,
-    Reward,
-    RewardDeclaration,
-    SamplerDeclaration,
-    TokenLoss,
-    TokenLossDeclaration,
-)
 
 Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter", "token_loss", "prompt_sampler"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -32,16 +17,15 @@ class KindFacts:
 
     kind: Kind
     word: str  # in one word, for a command line
-    several: bool  # whether a run selects a list of them, in the order in which they act
     methods: tuple[str, ...]  # an object has exactly one of these, but a hook those of its role
     protocol: type  # has these methods with their parameters
-    declaration: type[Declaration]  # what a plugin may declare
+    declaration: type[types.Declaration]  # what a plugin may declare
     required: str  # what an entry point must be, in words
+    several: bool = False  # whether a run selects a list of them, in the order in which they act
     switches: tuple[str, ...] = ()  # boolean keys that any selection of the kind may have
 
     @property
     def label(self) -> str:
-        """The kind in words."""
         return self.kind.replace("_", " ")
 
     @property
@@ -67,8 +51,8 @@ _ROWS = (
         "reward",
         several=True,
         methods=("__call__",),
-        protocol=Reward,
-        declaration=RewardDeclaration,
+        protocol=types.Reward,
+        declaration=types.RewardDeclaration,
         required="a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class "
         "whose instances are such callables",
     ),
@@ -76,9 +60,9 @@ _ROWS = (
         "advantage_hook",
         "hook",
         several=True,
-        methods=HOOK_METHODS,
-        protocol=AdvantageHook,
-        declaration=HookDeclaration,
+        methods=types.HOOK_METHODS,
+        protocol=types.AdvantageHook,
+        declaration=types.HookDeclaration,
         required="a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
         "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
         "forward hook",
@@ -86,20 +70,18 @@ _ROWS = (
     KindFacts(
         "loss_aggregation",
         "aggregation",
-        several=False,
         methods=("weights", "reduce"),
-        protocol=LossAggregation,
-        declaration=AggregationDeclaration,
+        protocol=types.LossAggregation,
+        declaration=types.AggregationDeclaration,
         required="a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)",
         switches=("skip_zero_variance",),
     ),
     KindFacts(
         "group_filter",
         "filter",
-        several=False,
         methods=("keep",),
-        protocol=GroupFilter,
-        declaration=FilterDeclaration,
+        protocol=types.GroupFilter,
+        declaration=types.FilterDeclaration,
         required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
     ),
     KindFacts(
@@ -107,17 +89,16 @@ _ROWS = (
         "token-loss",
         several=True,
         methods=("loss",),
-        protocol=TokenLoss,
-        declaration=TokenLossDeclaration,
+        protocol=types.TokenLoss,
+        declaration=types.TokenLossDeclaration,
         required="a class whose instances have loss(terms) -> (B, T), each token's loss",
     ),
     KindFacts(
         "prompt_sampler",
         "sampler",
-        several=False,
         methods=("draw",),
-        protocol=PromptSampler,
-        declaration=SamplerDeclaration,
+        protocol=types.PromptSampler,
+        declaration=types.SamplerDeclaration,
         required="a class whose instances have start(pool), draw(count, round_number) -> row numbers or None, "
         "observe(outcomes), state_dict() and load_state_dict(state)",
     ),
@@ -146,5 +127,4 @@ def kind_of(word: str) -> Kind:
 
 
 def with_article(kind: Kind) -> str:
-    """The kind in words, with its article."""
     return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"

@@ -31,10 +31,7 @@ class Selection:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
 
     def plain(self) -> str | dict[str, Any]:
-        """The string or mapping that parses to this selection, to save with a run's settings.
-
-        Selections inside the parameters become plain too.
-        """
+        """The string or mapping that parses to this selection, in which inner selections are plain too."""
         ours = _settings(self)
         parameters = {name: _plain(value) for name, value in self.parameters.items()}
         return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)
@@ -55,9 +52,7 @@ def own_keys(kind: Kind) -> tuple[str, ...]:
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
     """Read one entry of a selection. Only parses: the plugin need not exist.
 
-    Args:
-        kind: One of `KINDS`. Only a reward may have a weight.
-        value: `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
+    It is `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
 
     Raises:
         ConfigurationError: The value is none of these; the message shows it.
@@ -70,36 +65,31 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         mapping = parse_yaml(value, shown(value), exponents=True)
     elif isinstance(value, str):
         mapping = {"name": value}
-    if not isinstance(mapping, Mapping) or "name" not in mapping:
-        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
+    text = mapping.get("name") if isinstance(mapping, Mapping) else None
+    parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
+    if len(parts) not in (1, 2) or not all(parts):
+        example = f"{{name: some_name{', weight: 0.2' if kind == 'reward' else ''}, some_parameter: 1}}"
+        forms = f"a name, `distribution:name`, a dotted path `module:attribute`, or a mapping such as {example}"
+        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. Write {forms}.")
     for key in mapping:
         if not isinstance(key, str):
-            what = f"The parameter name {key!r} in {value!r} is not a string"
-            raise ConfigurationError(f"{what}. YAML reads on, off, yes, no and numbers so: put it in quotes.")
-    parameters = dict(mapping)
-    distribution, name = _split(kind, parameters.pop("name"), value)
+            raise ConfigurationError(f"The parameter name {key!r} in {value!r} is not a string: put it in quotes.")
+    parameters = {key: of for key, of in mapping.items() if key != "name"}
+    *before_colon, name = parts
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(f"Only rewards have a weight: take `weight` out of {value!r}.")
     weight = None
     if "weight" in parameters:
-        wanted = "a finite number (YAML 1.1 reads 1e-3 as a string: write 1.0e-3)"
-        weight = checked_number(f"The weight of the reward {name!r}", parameters.pop("weight"), wanted)
+        label = f"The weight of the reward {name!r}"
+        weight = checked_number(label, parameters.pop("weight"), "a finite number (in YAML 1.0e-3, not 1e-3)")
     guard: Any = None
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
-            wanted = "a mapping such as {timeout: 5, on_error: null}"
-            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}; it must be {wanted}.")
+            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}, and no mapping of parameters.")
     on = {one for one in FACTS[kind].switches if checked_flag(f"{name}: {one}", parameters.pop(one, False))}
+    distribution = before_colon[0] if before_colon else None
     return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))
-
-
-def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
-    """Split `x:y` at its colon; a bare name has no `x`."""
-    parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
-    if not 1 <= len(parts) <= 2 or not all(parts):
-        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
-    return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
 def yaml_hint(parameters: Mapping[Any, Any]) -> str:
@@ -110,14 +100,8 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter with its inner selections made plain."""
     if isinstance(value, Selection):
         return value.plain()
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if type(value) in (list, tuple) else value
-
-
-def _how(kind: Kind) -> str:
-    example = f"{{name: some_name{', weight: 0.2' if kind == 'reward' else ''}, some_parameter: 1}}"
-    return f"Write a name, `distribution:name`, a dotted path `module:attribute`, or a mapping such as {example}."

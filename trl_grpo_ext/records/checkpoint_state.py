@@ -24,18 +24,13 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 
-UNFINISHED = "_unfinished_checkpoint"
-"""The folder in `output_dir` in which checkpoints lie while they are written."""
-
-REPLACED = "replaced"
-"""In it, a checkpoint that another one of the same step is about to replace."""
-
+UNFINISHED = "_unfinished_checkpoint"  # in `output_dir`: checkpoints lie there while they are written
+REPLACED = "replaced"  # in it: a checkpoint that another one of the same step is about to replace
 STATE = "trainer_state.json"
 MOST_BYTES = 50_000_000
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SHARDED = ("pytorch_model_fsdp", "optimizer")
-"""Beginnings of the folders that FSDP with `SHARDED_STATE_DICT` writes, each with a `.metadata`."""
+_SHARDED = ("pytorch_model_fsdp", "optimizer")  # beginnings of the folders that FSDP writes, each with a `.metadata`
 _READ = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json")
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 _RNG_STATE = re.compile(r"^rng_state_(\d+)\.pth$")
@@ -61,18 +56,12 @@ def checkpoint_steps(output_dir: str | os.PathLike[str]) -> list[int]:
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The newest checkpoint in a folder that is whole, also where plain transformers wrote it.
+    """The path of the newest whole checkpoint in an `output_dir`, also where plain transformers wrote it, or None.
 
     One whose log goes on from another's is newer, whatever the times of copied files say; of others, such as several
     runs in a folder, it is the one that was saved last, with a warning. Those passed over are logged as warnings, each
     with the reason. It reads this machine's disk alone: `SafeCheckpoints.train(resume_from_checkpoint=True)` lets
     machines that don't share one agree. Not for a folder in which a run is saving at this moment.
-
-    Args:
-        output_dir: The run's `output_dir`; need not exist.
-
-    Returns:
-        The path of `checkpoint-N`, for `resume_from_checkpoint`; None if there is no whole one.
 
     Raises:
         CheckpointError: The folder cannot be listed.
@@ -122,13 +111,10 @@ class _Saved:
 
 
 def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = False) -> str | None:
-    """Say in half a sentence why a checkpoint is incomplete or damaged; None if it is neither.
+    """Say in half a sentence why a folder `checkpoint-N` is incomplete or damaged; None if it is neither.
 
-    One without any training state (`save_only_model`) is complete: see `missing_state`.
-
-    Args:
-        folder: `checkpoint-N`.
-        all_checksums: Also read optimizer files above 50 MB.
+    One without any training state (`save_only_model`) is complete: see `missing_state`. With `all_checksums`, optimizer
+    files above 50 MB are read too.
     """
     folder = Path(folder)
     files = (file for file in folder.rglob("*") if file.suffix in _READ and file.is_file())
@@ -152,10 +138,7 @@ def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
     if not (folder / STATE).is_file() and not _CHECKPOINT.match(folder.name):
         return
     if problem := checkpoint_problem(folder, all_checksums=all_checksums):
-        raise CheckpointError(
-            f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint; `last_complete_checkpoint` of "
-            "trl_grpo_ext.launch.checkpoints finds the newest complete one."
-        )
+        raise CheckpointError(f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint.")
 
 
 def _of_state(folder: Path) -> Iterator[str]:
@@ -187,16 +170,16 @@ def _of_weights(folder: Path) -> Iterator[str]:
 
 def _of_training_state(folder: Path) -> Iterator[str]:
     """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
-    names = sorted(path.name for path in folder.iterdir())
-    random_states = [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)]
+    names = {path.name for path in folder.iterdir()}
+    ranks = sorted(int(match[1]) for name in names if (match := _RNG_STATE.match(name)))
+    by_deepspeed = "latest" in names  # it keeps optimizer and scheduler
     found = {
-        "optimizer.pt": [name for name in names if name == "latest" or name.startswith("optimizer")],
-        "scheduler.pt": [name for name in names if name in ("scheduler.pt", "latest")],  # DeepSpeed has its own
-        "rng_state.pth": random_states,
+        "optimizer.pt": by_deepspeed or any(name.startswith("optimizer") for name in names),
+        "scheduler.pt": by_deepspeed or "scheduler.pt" in names,
+        "rng_state.pth": bool(ranks) or "rng_state.pth" in names,
     }
-    deepspeed = folder / "latest"
-    if deepspeed.is_file():
-        states = folder / deepspeed.read_text(errors="replace").strip()
+    if by_deepspeed:
+        states = folder / (folder / "latest").read_text(errors="replace").strip()
         if states == folder or not states.is_dir():
             yield f"DeepSpeed's folder {states.name!r} is missing"
         elif next(states.glob("*model_states.pt"), None) is None:
@@ -205,9 +188,8 @@ def _of_training_state(folder: Path) -> Iterator[str]:
         yield "DeepSpeed's file `latest` is missing"
     missing = [name for name, there in found.items() if not there]
     if 0 < len(missing) < len(found):
-        has = next(there[0] for there in found.values() if there)
+        has = next(name for name, there in found.items() if there)
         yield f"it has {has} and no {' and no '.join(missing)}"
-    ranks = sorted(int(match[1]) for name in random_states if (match := _RNG_STATE.match(name)))
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
         yield f"it has the random states of ranks {ranks} and not of those between"
     parts = len(list(folder.glob("global_step*/*zero_pp_rank_*optim_states.pt")))

@@ -35,7 +35,6 @@ __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
 FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
-_FORMAT = 1
 _OTHERS: tuple[Kind, ...] = ("advantage_hook", "token_loss", "loss_aggregation", "prompt_sampler", "group_filter")
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
@@ -60,8 +59,7 @@ class PluginRecord:
     distribution: str | None = None  # its distribution; None for the user's own module
     version: str | None = None  # that distribution's version; None if it has none
     target: str = ""  # `module:attribute` that was loaded; for an object given in Python its function or class
-    # the selected parameters, as JSON; for an object given in Python its constructor's arguments, if it keeps them
-    # under the same names; None if they are unknown
+    # the selected ones, as JSON; for an object given in Python those that it keeps; None if they are unknown
     parameters: dict[str, Any] | None = None
     weight: float | None = None  # of a reward, also of one that another reward lists; None for other plugins
     switches: dict[str, Any] = field(default_factory=dict)  # of the selection: `guard`, `skip_zero_variance`
@@ -89,9 +87,7 @@ class Manifest:
     def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
         """The manifest of a constructed trainer; of TRL's own trainer it holds rewards alone.
 
-        Args:
-            trainer: A `GRPOTrainer` or one that extends it.
-            known: What its plugins were loaded from, by kind, of the kinds of which it has one at most.
+        `known` says what plugins were loaded from, by kind, of the kinds of which a trainer has one at most.
         """
         # Without false float32 digits: 0.2 rather than 0.20000000298.
         weights = [float(f"{weight:.7g}") for weight in trainer.reward_weights.tolist()]
@@ -122,7 +118,7 @@ class Manifest:
 
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON values."""
-        return {"format": _FORMAT, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
+        return {"format": 1, "versions": self.versions, "plugins": [asdict(record) for record in self.plugins]}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically as JSON."""
@@ -130,12 +126,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Manifest:
-        """Read what `write` wrote.
-
-        Raises:
-            FileNotFoundError: There is none.
-            ManifestError: It cannot be read, or is no manifest.
-        """
+        """Read what `write` wrote; a `ManifestError` if it cannot be read, or a `FileNotFoundError`."""
         try:
             return cls.from_plain(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -146,17 +137,11 @@ class Manifest:
 
     @classmethod
     def from_plain(cls, value: Any) -> Manifest:
-        """Make a manifest from what `plain` returned; the value may come from an untrusted file.
-
-        Raises:
-            ManifestError: It is malformed; the message says where.
-        """
+        """Make a manifest from what `plain` returned, perhaps in an untrusted file; a `ManifestError` if malformed."""
         match value:
-            case {"format": format_, "versions": dict() as versions, "plugins": list() as plugins}:
-                if format_ != _FORMAT:
-                    raise ManifestError(f"its format is {format_!r:.60}, and this version reads {_FORMAT}")
+            case {"format": 1, "versions": dict() as versions, "plugins": list() as plugins}:
                 return cls(tuple(map(_read_record, plugins)), versions)
-        raise ManifestError("it is no mapping with format, versions and plugins")
+        raise ManifestError("it is no mapping with format 1, versions and plugins")
 
 
 def _read_record(value: Any) -> PluginRecord:
@@ -294,18 +279,14 @@ def plain_value(value: Any) -> Any:
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:
-    """List the differences between the plugins of two manifests; empty if there are none.
+    """List the differences between the plugins of a checkpoint and of this run; empty if there are none.
 
     Plugins are matched by kind and name, and compared by origin, version, source, parameters, switches, weight and
     order. Sources are compared if both are known and the versions are equal, since another version has another source.
     Versions of the libraries don't count: see `version_notes`.
-
-    Args:
-        old: Of the checkpoint.
-        new: Of this run.
     """
-    before = _by_name(old)
-    here = _by_name(new)
+    before = records_by_name(old)
+    here = records_by_name(new)
     texts = []
     for name, record in {**before, **here}.items():
         if name in here and name in before:
@@ -331,7 +312,7 @@ def version_notes(old: Manifest, new: Manifest) -> list[str]:
     ]
 
 
-def _by_name(manifest: Manifest) -> dict[str, PluginRecord]:
+def records_by_name(manifest: Manifest) -> dict[str, PluginRecord]:
     """The records by kind, name and place, as a sentence has them; duplicates are numbered."""
     names = []
     for one in manifest.plugins:

@@ -20,6 +20,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import AlignmentError, PluginOutputError
+from ..guard.untrusted import as_json
 from ..types import Rollout
 from .pictures import copies_of
 from .writing import write_atomically
@@ -50,8 +51,7 @@ SCHEMA = pyarrow.schema(
         "parts": _STRINGS,  # the parts of its rewards that apply, as reward/part
         "part_scores": _NUMBERS,  # their scores
         "part_present": _FLAGS,  # whether each has a place in the completion
-        # for every token the part that it belongs to, by its number in `parts` (the last of several); -1 for none; null
-        # if they cannot be placed
+        # for every token its part, by the number in `parts` (the last of several); -1 for none; null if not placed
         "token_part": _INTEGERS,
         "outcomes": pyarrow.map_(pyarrow.string(), pyarrow.string()),  # right, wrong, timeout, ..., by reward
         "token_ids": _INTEGERS,  # the completion's tokens
@@ -186,8 +186,8 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         "images": copies_of(rollout.prompts[row]),
         "completion": encodable(rollout.texts[row]),
         "truncated": bool(rollout.truncated_B[row]),
-        "rewards": list(zip(rollout.reward_names, map(_number, rollout.rewards_B_K[row].tolist()), strict=True)),
-        "reward": _number(float(rollout.rewards_B[row])),
+        "rewards": list(zip(rollout.reward_names, as_json(rollout.rewards_B_K[row].tolist()), strict=True)),
+        "reward": as_json(float(rollout.rewards_B[row])),
         **_parts(rollout, row, len(ids)),
         "token_ids": ids,
         "tokens": [encodable(str(token)) for token in rollout.tokenizer.convert_ids_to_tokens(ids)],
@@ -225,10 +225,6 @@ def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
         except (AlignmentError, PluginOutputError):
             wrote = None
     return {"parts": names, "part_scores": scores, "part_present": present, "token_part": wrote}
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else value
 
 
 def encodable(text: str) -> str:

@@ -2,8 +2,9 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class JSONSchema(Judged, kw_only=False):
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time. JSON is read
     strictly: `NaN` is invalid, and so is an object with a repeated key. The package jsonschema validates, by the draft
-    that `$schema` names, else 2020-12. `format` is an annotation. `$ref` points into the schema: nothing is fetched.
+    that `$schema` names, else 2020-12, but `multipleOf` is about decimals: 19.99 is a multiple of 0.01. `format` is an
+    annotation. `$ref` points into the schema: nothing is fetched.
 
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
@@ -40,8 +42,8 @@ class JSONSchema(Judged, kw_only=False):
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
         outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (the schema is
-            none, refers to what it does not hold, or applies itself without end), `refused` (also for numbers that are
-            too large for the schema's arithmetic), `timeout`, `died` and `error`.
+            none, refers to what it does not hold, or applies itself without end), `refused`, `timeout`, `died` and
+            `error`.
     """
 
     __name__ = "json_schema"
@@ -143,10 +145,9 @@ def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool
             broken = {error.path[0] for error in (problem, *errors) if error.path}
     except MemoryError:
         raise  # the worker's limit
-    except Exception as error:  # what jsonschema makes of a number of 401 digits, or of a reference that leads nowhere
+    except Exception as error:  # what jsonschema makes of deep JSON, or of a reference that leads nowhere
         said = f"jsonschema cannot check it: {type(error).__name__}: {shown(str(error))}"
-        of_answer = isinstance(error, OverflowError) or depth_of(text) > _DEEPEST
-        return (Outcome.REFUSED if of_answer else Outcome.UNPARSEABLE).value, said, {}
+        return (Outcome.REFUSED if depth_of(text) > _DEEPEST else Outcome.UNPARSEABLE).value, said, {}
     members = read_located(completion, *where, max_depth).members if names else ()
     there = [(str(name), one) for name, one in members if name in names]
     found = {name: (float(name not in broken), (one.start, one.end)) for name, one in there}
@@ -159,7 +160,18 @@ def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool
 def _validator(schema: str) -> Any:
     loaded = json.loads(schema)
     registry = optional_module("json_schema", "jsonschema_specifications").REGISTRY
-    return _draft(loaded)(loaded, registry=registry)  # with the standard's own schemas; nothing is fetched
+    draft = _draft(loaded)
+    if isinstance(loaded, dict):
+        loaded.pop("$schema", None)  # by which a reference to all of it would lead back to the draft's own arithmetic
+    decimals = {name: _multiple_of for name in ("multipleOf", "divisibleBy") if name in draft.VALIDATORS}
+    extended = optional_module("json_schema", "jsonschema.validators").extend(draft, decimals)
+    return extended(loaded, registry=registry)  # with the standard's own schemas; nothing is fetched
+
+
+def _multiple_of(validator: Any, divisor: Any, instance: Any, _: Any) -> Iterator[Any]:
+    """The keyword in decimals: in doubles, 19.99 / 0.01 is no integer."""
+    if validator.is_type(instance, "number") and Fraction(repr(instance)) % Fraction(repr(divisor)):
+        yield optional_module("json_schema", "jsonschema").ValidationError(f"no multiple of {divisor}")
 
 
 def _draft(schema: Any) -> Any:

@@ -60,6 +60,7 @@ class ToolUse(Checked):
 
     def _counts(self, exchange: Exchange) -> tuple[int, int, int, int]:
         message, answers = exchange
+        answers = [one for one in answers if one.get("role") not in ("user", "system", "developer")]
         calls = len(tool_calls(message))
         if not calls:
             unparsed = int(self.marker is not None and self.marker in completion_text(message))

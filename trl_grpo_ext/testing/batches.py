@@ -17,7 +17,7 @@ from ..credit.groups import group_is_equal, group_mean
 from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
-from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals, Turn
+from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals
 from .builders import character_offsets, make_forward, padded, turns_between
 
 PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
@@ -65,8 +65,7 @@ class SmallBatch:
 
     rows: tuple[Row, ...]
     setting: Setting = field(default_factory=Setting)
-    advantages: str = "row"
-    """What comes in: one advantage per "row", or another one for each "token"."""
+    advantages: str = "row"  # what comes in: one advantage per "row", or another one for each "token"
 
     def __str__(self) -> str:
         masked = f"live tokens={[list(row.live) for row in self.rows]}, " if any(0 in r.live for r in self.rows) else ""
@@ -82,7 +81,6 @@ class SmallBatch:
         return max(1, *(len(row.live) for row in self.rows))
 
     def pieces(self, row: Row) -> Sequence[str]:
-        """What each of a row's tokens wrote."""
         if not self.setting.texts:
             return _written(row.number, len(row.live))
         text = self.setting.texts[row.number % len(self.setting.texts)]
@@ -142,11 +140,7 @@ class SmallBatch:
         with_advantages: bool = False,
         **overrides: Any,
     ) -> Rollout:
-        """The context of `on_rollout`, or that of a method that sees the advantages.
-
-        Log-probabilities and entropies have `logps_dtype`, all other numbers `dtype`. `padding` stands in
-        log-probabilities where no token is, with other token ids.
-        """
+        """The context of `on_rollout`, or of a method that sees the advantages; `padding` is for log-probabilities."""
         width = width or self.width
         rows = self.rows
         setting = self.setting
@@ -189,7 +183,9 @@ class SmallBatch:
         }
         if "offsets" in needs:
             settings["offsets"] = lambda place: character_offsets(self.pieces(rows[place]))
-            settings["turns"] = lambda place: self._turns(rows[place])
+            settings["turns"] = lambda place: turns_between(
+                rows[place].live, self.pieces(rows[place]), [0] if rows[place].number % 2 else []
+            )
         parts = {
             REWARD_NAMES[0]: [self._parts(row) for row in rows],
             REWARD_NAMES[1]: [_parts_of_turns(row) for row in rows],
@@ -225,9 +221,6 @@ class SmallBatch:
     def _ids(self, width: int, padding: float) -> torch.Tensor:
         ids = [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows]
         return padded(ids, width, 7 if padding else 0, torch.long)
-
-    def _turns(self, row: Row) -> list[Turn]:
-        return turns_between(row.live, self.pieces(row), [0] if row.number % 2 else [])
 
     def _parts(self, row: Row) -> Parts | None:
         if math.isnan(row.rewards[0]):
@@ -285,7 +278,6 @@ def ordinary_batches(setting: Setting) -> list[SmallBatch]:
 
 _LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
 
-
 ALSO_ORDINARY = (
     "a group whose rewards are all equal",
     "a completion without a reward",
@@ -327,7 +319,6 @@ def equal_rewards(setting: Setting) -> list[SmallBatch]:
 
 
 def long_batches(setting: Setting) -> dict[str, SmallBatch]:
-    """Batches of long and short completions."""
     rewards = [1.0, 0.0, 0.5, 0.25]
     return {
         f"completions of up to {n} tokens": _batch(setting, 2, [(1,) * k for k in (n, n // 2, n - 3, 1)], rewards)

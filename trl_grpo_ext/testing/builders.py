@@ -87,10 +87,7 @@ def make_rollout(
 
 
 def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
-    """The turns of a completion, by whether the model wrote each token and what the token wrote.
-
-    Each but the last is one tool call, answered by the tokens after it; the calls of the `failed` ones raised.
-    """
+    """A completion's turns: each but the last calls a tool, which the tokens after it answer; those `failed` raised."""
     runs = true_runs([bool(one) for one in by_model])
     offsets = character_offsets(pieces)
     turns = []
@@ -108,12 +105,10 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
 
 
 def character_offsets(pieces: Sequence[str]) -> list[tuple[int, int]]:
-    """Where each token's characters begin and end."""
     return list(pairwise(accumulate(map(len, pieces), initial=0)))
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of numbers as one tensor `(B, T)`."""
     return torch.tensor([[*row, *([padding] * (width - len(row)))] for row in rows], dtype=dtype)
 
 
@@ -186,10 +181,7 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
 
 
 class Ranks:
-    """Several ranks in this process, each with its part of a generation batch and a working `gather`.
-
-    `rollouts` are the parts with `gather` and `local_rows`, and `gathers` says how often each rank has gathered.
-    """
+    """Several ranks in this process, each with its part of a generation batch in `rollouts`, whose `gather` works."""
 
     def __init__(self, parts: Sequence[Rollout]) -> None:
         self._sent: list[torch.Tensor | None] = [None] * len(parts)
@@ -233,9 +225,6 @@ class Ranks:
         self.gathers[rank] += 1
         parts = [part for part in self._meet(rank, tensor) if part is not None]
         if len(parts) < len(self.rollouts):
-            raise UnequalGathers(
-                f"the ranks gathered {self.gathers} times: every rank must call gather equally often, and never under "
-                "a condition on its own rows."
-            )
+            raise UnequalGathers(f"the ranks gathered {self.gathers} times: each must call gather equally often.")
         width = max(part.size(-1) for part in parts)
         return torch.cat([pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in parts])

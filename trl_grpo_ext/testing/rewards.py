@@ -23,24 +23,17 @@ from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, over, plugin_code
 
-# How far scores may be apart that ought to be the same: a model's last digits change with the padding.
-RELATIVE = 1e-4
+RELATIVE = 1e-4  # how far equal scores may be apart: a model's last digits change with the padding
 ABSOLUTE = 1e-5
-
-_SLOW = 0.02
-_FEW = 4
-"""Seconds per completion from which on fewer completions are tried, and how many."""
+_SLOW = 0.02  # seconds per completion from which on fewer are tried
+_FEW = 4  # so many
 _ROUNDS = 10
-_QUICK = 0.05
-"""Seconds; what takes longer is not called by two threads over and over."""
+_QUICK = 0.05  # seconds; what takes longer is not called by two threads over and over
 
 Scores = list[float | None]
 T = TypeVar("T")
-
-
 _ROWS_SHOWN = 3
 _MOST_ITEMS = 16
-
 Form = Literal["text", "messages"]
 
 COMPLETIONS = (
@@ -162,8 +155,7 @@ class RewardCall:
 def ordinary_call(
     reward: Any, completions: Sequence[Any] | None, prompts: Sequence[Any] | None, columns: Mapping[str, Sequence[Any]]
 ) -> RewardCall:
-    """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
-    reward compares with. Prompts and columns are repeated."""
+    """The given completions, or `COMPLETIONS` and texts that say what stands in the reward's column of references."""
     asked = prompts or PROMPTS
     every = {**COLUMNS, **columns}
     items = [
@@ -216,10 +208,7 @@ class RewardChecks(Checks):
         return NotChecked(self._untried) if self._untried else super().check(rule)
 
     def _call_first(self) -> None:
-        """Call it with strings or, if it refuses these, with messages.
-
-        A reward that raises for messages is one for texts: it stops a run of conversations, and harms no other.
-        """
+        """Call it with strings or, if it refuses these, with messages."""
         read: list[str] = []
         for form in self._forms:
             ordinary = replace(self.ordinary, form=form)
@@ -336,8 +325,7 @@ class RewardChecks(Checks):
 
     def formats(self) -> None:
         only_if(not self._refused, f"it takes messages alone: with strings {self._refused}")
-        conversations = f"it takes texts alone, so prompts must be no conversations: {self._of_texts_alone}"
-        only_if(not self._of_texts_alone, conversations)
+        only_if(not self._of_texts_alone, f"it takes texts alone, no conversations: {self._of_texts_alone}")
         strings = [item for item in self.ordinary.items if isinstance(item.completion, str)]
         only_if(strings, "the completions that were given are messages")
 
@@ -377,8 +365,7 @@ class RewardChecks(Checks):
         scored = [(s, item) for s, item in zip(scores, self.ordinary.items, strict=True) if s is not None]
         wrong = min((score for score, _ in scored), default=0.0)
         right = max((score for score, _ in scored), default=0.0)
-        advice = "none of the completions scores better than the others; give a right one in completions"
-        only_if(not _same(right, wrong), advice)
+        only_if(not _same(right, wrong), "no completion scores better than the others; give a right one in completions")
         batch = self.ordinary.with_items([next(item for score, item in scored if score == right)])
         if self.declared.per_completion:
             one_none = self.ordinary.with_value(0, column, None)
@@ -389,8 +376,8 @@ class RewardChecks(Checks):
             def judge(tried: RewardCall, reference: Any = reference) -> None:
                 (score,) = self._scores(tried)
                 if score is not None and _same(score, wrong):
-                    what = f"with the reference {shown(reference)} a right answer gets {_said(score)}, as a wrong one"
-                    raise Broken(f"{what}; give None", tried)
+                    what = f"a right answer gets {_said(score)}, as a wrong one: give None"
+                    raise Broken(f"with the reference {shown(reference)} {what}", tried)
 
             tried = batch.with_value(0, column, reference)
             self._over([tried], judge, f"{column!r} is {shown(reference)}")

@@ -12,34 +12,20 @@ from typing import Any
 
 import torch
 
+from .. import types
 from ..credit import flow, token_losses
-from ..types import (
-    HOOK_METHODS,
-    AggregationDeclaration,
-    FilterDeclaration,
-    Forward,
-    HookDeclaration,
-    LossTerms,
-    Rollout,
-    TokenLossDeclaration,
-    implements,
-    role_of,
-)
+from ..types import Rollout, implements
 from . import batches
 from .batches import Row, Setting, SmallBatch
 from .builders import Ranks, cut
 from .rules import Broken, Checks, only_if, over, through_json
 
 PADDING = 3  # columns of surplus padding to try
-RELATIVE = 1e-5
-ABSOLUTE = 1e-6
-"""Tolerances for numbers that should be equal, since a plugin may compute in float32."""
-_NOTHING = 1e-9
-"""Advantages up to this size are, in float64, what rounding leaves of zero."""
+RELATIVE = 1e-5  # tolerances for numbers that should be equal,
+ABSOLUTE = 1e-6  # as a plugin may compute in float32
+_NOTHING = 1e-9  # advantages up to this size are, in float64, what rounding leaves of zero
 _DEAD = 90  # numbers of the rows that are in no total start here
-
-Results = dict[str, torch.Tensor]
-"""What the flow makes of each method's answer, `(B, T)` and zero off the mask, by the method."""
+Results = dict[str, torch.Tensor]  # of each method, `(B, T)` and zero off the mask
 
 
 class TensorChecks(Checks, ABC):
@@ -101,9 +87,8 @@ class TensorChecks(Checks, ABC):
             rounded = self._results(batch, dtype=torch.float32)
             for method, exact_B_T in exact.items() if compared else ():
                 size = float(exact_B_T.abs().max())
-                what = f"{method}, in float64 and in float32"
-                absolute = self.stray * size + ABSOLUTE
-                compare(exact_B_T, rounded[method].double(), what, batch, relative=0.0, absolute=absolute)
+                tolerances = {"relative": 0.0, "absolute": self.stray * size + ABSOLUTE}
+                compare(exact_B_T, rounded[method].double(), f"{method}, in float64 and float32", batch, **tolerances)
                 if size and not bool(rounded[method].any()):
                     raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
 
@@ -143,14 +128,14 @@ class HookChecks(TensorChecks):
     sees_advantages = False
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
-        self.declared = HookDeclaration.of(plugin)
+        self.declared = types.HookDeclaration.of(plugin)
         super().__init__(plugin, replace(setting, teachers=self.declared.teachers, needs=self.declared.needs))
-        self.role_name = role_of(plugin)
-        self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
+        self.role_name = types.role_of(plugin)
+        self.stages = [stage for stage in types.HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), "")
         self.with_equal_rewards = batches.equal_rewards(self.setting)
 
-    def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | Forward:
+    def _context(self, batch: SmallBatch, stage: str, **how: Any) -> Rollout | types.Forward:
         return batch.forward(**how) if stage == "on_forward" else batch.rollout(**how)
 
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
@@ -184,15 +169,14 @@ class HookChecks(TensorChecks):
         return advantages_B_T
 
     def role(self) -> None:
-        self._keeps_its_role()
+        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
+        self._comparable_only()
+        self._over(self.ordinary, self._keeps_its_role)
         same = (torch.equal(*self._with_two_advantages(batch)) for batch in self.ordinary)
         if self.role_name == "transform" and all(same):
-            advice = 'declare role="estimator"'
-            raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
+            raise Broken('its result does not depend on the incoming advantages: declare role="estimator"')
 
-    @over("ordinary", compares=True)
     def _keeps_its_role(self, batch: SmallBatch) -> None:
-        only_if(self.at_rollout == "on_rollout", f"its role is {self.role_name}")
         one_B_T, other_B_T = self._with_two_advantages(batch)
         if self.role_name == "estimator":
             compare(one_B_T, other_B_T, "it is an estimator, and with other advantages coming in", batch)
@@ -222,10 +206,9 @@ class HookChecks(TensorChecks):
             raise Broken(f"with equal rewards, {_both(exact_B_T, rounded_B_T, place)}; {advice}", batch)
 
     def dtype(self) -> None:
-        self._keeps_the_dtype()
+        self._over(self.ordinary, self._keeps_the_dtype)
         super().dtype()
 
-    @over("ordinary")
     def _keeps_the_dtype(self, batch: SmallBatch) -> None:
         for stage in self.stages if self.at_rollout != "on_rewards" else ():
             for dtype in (torch.float32, torch.float64):
@@ -294,7 +277,7 @@ class AggregationChecks(TensorChecks):
     def __init__(self, plugin: Any, setting: Setting) -> None:
         super().__init__(plugin, setting)
         self.by_weights = implements(plugin, "weights")
-        self.needs_step = "step_totals" in AggregationDeclaration.of(plugin).needs
+        self.needs_step = "step_totals" in types.AggregationDeclaration.of(plugin).needs
         if not self.by_weights:
             self.garbage = (1e4, -1e4)  # losses off the mask are numbers
 
@@ -342,11 +325,8 @@ class AggregationChecks(TensorChecks):
         if self.by_weights:
             super().ranks()
         else:
-            self._processes_agree()
-
-    @over("varied", compares=True)
-    def _processes_agree(self, batch: SmallBatch) -> None:
-        self._parts_agree(batch, "processes")
+            self._comparable_only()
+            self._over(self.varied, lambda batch: self._parts_agree(batch, "processes"))
 
     @over("varied", compares=True)
     def totals(self, batch: SmallBatch) -> None:
@@ -364,7 +344,7 @@ class FilterChecks(TensorChecks):
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         super().__init__(plugin, setting)
-        self.sees_advantages = "advantages" in FilterDeclaration.of(plugin).needs
+        self.sees_advantages = "advantages" in types.FilterDeclaration.of(plugin).needs
 
     def _results(self, batch: SmallBatch, rollout: Rollout | None = None, **how: Any) -> Results:
         rollout = rollout or self._rollout(batch, **how)
@@ -379,15 +359,15 @@ class TokenLossChecks(TensorChecks):
     """The checks of one token loss: of its losses, their gradient in the log-probabilities, and what it measures."""
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
-        self.declared = TokenLossDeclaration.of(plugin)
+        self.declared = types.TokenLossDeclaration.of(plugin)
         self.independent = self.declared.independent
         super().__init__(plugin, replace(setting, needs=self.declared.needs))
 
-    def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
+    def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> types.LossTerms:
         forward = batch.forward(**how)
         rows = rollout.local_rows
         assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
-        return LossTerms(
+        return types.LossTerms(
             logps_B_T=forward.logps_B_T[rows],
             old_logps_B_T=forward.old_logps_B_T[rows],
             advantages_B_T=rollout.advantages_B_T,
@@ -453,7 +433,6 @@ def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: in
 
 
 def number(value: torch.Tensor | float, digits: int = 6) -> str:
-    """A number for a message."""
     return f"{float(value):.{digits}g}"
 
 

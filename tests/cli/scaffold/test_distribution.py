@@ -16,8 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.cli.scaffold import PluginKind
-from trl_grpo_ext.cli.scaffold.distribution import NewDistribution
+from trl_grpo_ext.cli.scaffold.distribution import NewDistribution, PluginKind
 from trl_grpo_ext.errors import ConfigurationError
 
 KINDS: tuple[PluginKind, ...] = get_args(PluginKind)

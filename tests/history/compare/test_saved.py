@@ -49,12 +49,13 @@ class Seen:
 
 def test_reward_is_called_once_as_trl_calls_it(tmp_path: Path) -> None:
     seen = Seen()
-    compare(saved(tmp_path), [{"rewards": [seen]}, {"rewards": [seen]}], dataset=hints(tmp_path))
+    file = saved(tmp_path, scored_step=[9] * 4)
+    compare(file, [{"rewards": [seen]}, {"rewards": [seen]}], dataset=hints(tmp_path))
     (columns,) = seen.columns
     assert columns["completions"] == TEXTS
     assert columns["prompts"] == ["Q: 2+3?\nA:"] * 4
     assert columns["hint"] == ["a"] * 4
-    assert columns["trainer_state"].global_step == 9  # the file was written after the step
+    assert columns["trainer_state"].global_step == 9
     assert [len(ids) for ids in columns["completion_ids"]] == [5, 3, 1, 1]
     assert {"step", "advantage", "prompt", "completion", "token_ids"}.isdisjoint(columns)
 
@@ -157,7 +158,7 @@ def test_mask_without_what_tools_wrote(tmp_path: Path) -> None:
 def test_saved_rewards_come_without_their_parts(tmp_path: Path) -> None:
     file = saved(tmp_path, parts=[["r/x"], [], [], []], rewards=[{"r": value} for value in (0.0, 1.0, 0.0, 1.0)])
     for hook in ("part_credit", "process_rewards"):
-        with pytest.raises(ConfigurationError, match="List the rewards"):
+        with pytest.raises(ConfigurationError, match="list the rewards"):
             compare(file, [{"advantage_hooks": [hook]}, {}])
     assert compare(file, [{"advantage_hooks": ["centred"]}, {}]).selections[0].reward_mean == 0.5
 
@@ -216,7 +217,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "forward": ({"advantage_hooks": ["low_probability"]}, "log-probabilities"),
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs ref_logps"),
     "teacher": ({"advantage_hooks": [TEACHER]}, "'teacher_log_ratio' needs some/model"),
-    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy .*'answer'"),
+    "column": ({"rewards": ["gsm8k_accuracy"]}, r"'gsm8k_accuracy' .*'answer'.*--dataset"),
     "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1"),
     "loss type": ({"loss_type": "nope"}, "'nope'.*dapo"),
     "a crash": ({"rewards": [fragile]}, r"step 10: .*'fragile' .*ZeroDivisionError.*row 3 of 4, .*'no'"),

@@ -1,6 +1,5 @@
-"""A real two-run directory, trained once."""
+"""Two small runs made up, and Chromium for the page in a real browser."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,21 +7,7 @@ from typing import Any
 import pytest
 
 from tests.history.report.browsing import browser
-from tests.history.report.trained import train_two
-
-
-@pytest.fixture(scope="session")
-def trained_once(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder with the runs `one` and `two`, not to be changed, and their log histories."""
-    folder = tmp_path_factory.mktemp("trained")
-    return folder, train_two(tiny_model, folder)
-
-
-@pytest.fixture
-def own_runs(trained_once: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
-    """A copy of that folder to damage; without weights."""
-    left_out = shutil.ignore_patterns("*.safetensors", "*.pt", "*.bin", "tokenizer*")
-    return Path(shutil.copytree(trained_once[0], tmp_path / "runs", ignore=left_out))
+from tests.history.report.make_big_run import write_big_run
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +15,12 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with browser(tmp_path_factory.mktemp("profile")) as driver:
         driver.get("about:blank")
         yield driver
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of 2 steps, 3 groups of 4 completions; the second step of both was not trained on."""
+    folder = tmp_path_factory.mktemp("small")
+    for seed, name in enumerate(("first", "second")):
+        write_big_run(folder / name, steps=2, groups=3, size=4, tokens=40, seed=seed)
+    return folder

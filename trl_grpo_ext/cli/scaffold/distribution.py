@@ -11,20 +11,18 @@ import sys
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from typing import Literal
 
 from ...errors import ConfigurationError
 from ...plugins.discovery import installed_distributions, normalise, owner_of
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
 from ...types import CONTRACT_VERSION
-from . import PluginKind
 
+PluginKind = Literal["reward", "hook", "aggregation", "filter", "token-loss", "sampler"]
 _NAME = re.compile(r"(?=.{1,28}\Z)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"(?=.{1,38}\Z)[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, no digit in front
 """No line of the templates is then longer than 120 characters."""
-_RESERVED = {"yes", "no", "on", "off", "true", "false", "null", "none", *keyword.kwlist}
-"""To YAML, Python, and TRL_GRPO_EXT_PLUGINS."""
+_RESERVED = {"yes", "no", "on", "off", "true", "false", "null", "none", *keyword.kwlist}  # to YAML, Python and us
 _DESCRIPTIONS: dict[PluginKind, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook": "Credits the tokens that wrote a match of a pattern.",
@@ -60,6 +58,8 @@ class NewDistribution:
 
     def files(self) -> dict[str, str]:
         """Render every file, by its path, in the order in which a reader wants them."""
+        import jinja2  # slow to import
+
         kind = WORDS[self.kind]
         # The kind at its end keeps it apart from what the templates import and from what Python has.
         class_name = f"{self.name}_{self.kind}".replace("-", "_").title().replace("_", "")
@@ -89,9 +89,9 @@ class NewDistribution:
             ".github/workflows/publish.yml": "common/publish",
             "LICENSE": "common/LICENSE",
         }
-        environment = Environment(
-            loader=PackageLoader("trl_grpo_ext.cli.scaffold"),
-            undefined=StrictUndefined,
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("trl_grpo_ext.cli.scaffold"),
+            undefined=jinja2.StrictUndefined,
             autoescape=False,  # nothing here is HTML, and every word was checked
             keep_trailing_newline=True,
             trim_blocks=True,

@@ -8,6 +8,8 @@ makes gradients, `gradients` and `statistics` say what they show.
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from ...types import implements
@@ -88,8 +90,6 @@ def compare(
         policy = Policy(load_policy(name) if name else model, name=name, temperature=temperature, rows=rows)
         tokenizer = policy.name if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
-        from transformers import AutoTokenizer
-
         tokenizer = load_pretrained(AutoTokenizer, str(tokenizer))
     everything = given if policy is None else with_references(given)
     chosen = [load_selection(name, one, run.settings) for name, one in everything.items()]

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import AutoPeftModelForCausalLM
 from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
 
 from ...errors import ConfigurationError
 from ...trainer.compact.sampling import copies_exactly, read_once
@@ -27,10 +29,8 @@ from ..run_files import reason_of
 
 DIMENSIONS = 4096
 ROWS = 8
-_KEPT_PLACES = 1 << 27
-"""With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
-_IN_THE_SPAN = 5e-7
-"""Singular value up to which coefficients count as a combination of others: float32 rounds."""
+_KEPT_PLACES = 1 << 27  # parameters up to which their places are kept, four bytes each, not drawn again
+_IN_THE_SPAN = 5e-7  # singular value up to which coefficients are a combination of others: float32 rounds
 
 
 class CountSketch:
@@ -127,16 +127,15 @@ class Policy:
         before = ids.size(1) - length - 1
         cache = read_once(self.model, ids[:, : before + 1], mask[:, : before + 1]) if self._shares_prompt else None
         new = ids if cache is None else ids[:, before:]
-        options = {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
-        logits = self.model(input_ids=new, **options, **self._keep(length + 1)).logits[:, -length - 1 : -1]
+        options: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache, "use_cache": cache is not None}
+        if self._keeps_logits:
+            options["logits_to_keep"] = length + 1
+        logits = self.model(input_ids=new, **options).logits[:, -length - 1 : -1]
         rows = []
         for row_logits, row_ids in zip(logits, ids[:, -length:], strict=True):  # one by one: float32 logits are large
             scaled_T_V = row_logits.float() / self.temperature
             rows.append(scaled_T_V.gather(1, row_ids.unsqueeze(1)).squeeze(1) - scaled_T_V.logsumexp(dim=1))
         return torch.stack(rows)
-
-    def _keep(self, logits: int) -> dict[str, int]:
-        return {"logits_to_keep": logits} if self._keeps_logits else {}
 
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch
@@ -173,19 +172,12 @@ def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:
 def load_policy(model: str, *, dtype: str = "auto", device: str | None = None) -> Any:
     """Load a causal language model, or an adapter folder on top of its base; then only the adapter is trained.
 
-    Args:
-        model: A path or hub id.
-        dtype: Of the weights, such as "bfloat16".
-        device: Its device; None for the GPU, if there is one.
+    `model` is a path or hub id, and `device` by default the GPU, if there is one.
 
     Raises:
         ConfigurationError: It does not load.
     """
-    from transformers import AutoModelForCausalLM
-
     if (Path(model) / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForCausalLM
-
         loaded = load_pretrained(AutoPeftModelForCausalLM, model, is_trainable=True, dtype=dtype)
     else:
         loaded = load_pretrained(AutoModelForCausalLM, model, dtype=dtype)

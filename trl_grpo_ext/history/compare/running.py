@@ -23,12 +23,11 @@ from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
-from .saved import SavedBatch, Tokens, tensor_of
+from ...types import Forward, RewardDeclaration, Rollout, StepTotals, Totals, implements, role_of
+from .saved import SavedBatch, tensor_of
 from .selections import LoadedSelection, RewardSource, check_weights
 
-EPSILON = 1e-4
-"""TRL adds this to a standard deviation before dividing."""
+EPSILON = 1e-4  # TRL adds this to a standard deviation before dividing
 
 
 @dataclass(frozen=True)
@@ -126,6 +125,9 @@ def _rollout(
     if masks is not None:
         kept_B_T = torch.zeros_like(mask_B_T) if masks else tokens.written_B_T
         mask_B_T = torch.where(truncated_B.unsqueeze(1), kept_B_T, mask_B_T)
+    tool_mask_B_T = None
+    if not torch.equal(tokens.written_B_T, tokens.completion_mask_B_T):  # a tool or an environment wrote some
+        tool_mask_B_T = torch.where(tokens.completion_mask_B_T > 0, tokens.written_B_T, 1.0)
     rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
@@ -136,7 +138,7 @@ def _rollout(
         completion_ids_B_T=tokens.ids_B_T,
         mask_B_T=mask_B_T,
         completion_mask_B_T=tokens.completion_mask_B_T,
-        tool_mask_B_T=_tool_mask(tokens),
+        tool_mask_B_T=tool_mask_B_T,
         truncated_B=truncated_B,
         rewards_B_K=rewards_B_K,
         reward_names=tuple(rewards),
@@ -169,21 +171,13 @@ class _NotSaved(Mapping[str, Any]):
         self._selection = selection
 
     def __getitem__(self, name: str) -> Any:
-        what = "saved rewards come without their parts, which a hook reads"
-        raise ConfigurationError(f"{self._selection}: {what}. List the rewards, so that they are called again.")
+        raise ConfigurationError(f"{self._selection}: a hook reads parts, which saved rewards lack: list the rewards.")
 
     def __iter__(self) -> Any:
         return self[""]
 
     def __len__(self) -> int:
         return self[""]  # type: ignore[no-any-return]
-
-
-def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
-    """1.0 but where a tool or an environment wrote a token; None if they wrote none."""
-    if torch.equal(tokens.written_B_T, tokens.completion_mask_B_T):
-        return None
-    return torch.where(tokens.completion_mask_B_T > 0, tokens.written_B_T, 1.0)
 
 
 def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -234,7 +228,13 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
                 "log_metric": lambda name, value: None,
             },
         )
-    except (RewardError, PluginOutputError, PluginRunError) as error:
+    except RewardError as error:
+        reference = RewardDeclaration.of(source.function).reference_column
+        if reference is None or reference in columns:
+            raise RewardError(f"{selection}, {batch.where}: {error}") from error
+        what = f"{selection}: the reward {source.name!r} needs the data set's column {reference!r}"
+        raise ConfigurationError(f"{what}. Name a file with it and the prompts: --dataset.") from error
+    except (PluginOutputError, PluginRunError) as error:
         raise type(error)(f"{selection}, {batch.where}: {error}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
@@ -250,8 +250,8 @@ def _weighted_sum(
     of_run = weights is None
     if weights is None:
         if batch.weights is None:
-            what = f"the weights of {', '.join(batch.rewards)} in {batch.where} are unknown"
-            raise ConfigurationError(f"{selection.name}: {what}: give reward_weights, or the rewards.")
+            what = f"{batch.where}: the weights of {', '.join(batch.rewards)} are unknown"
+            raise ConfigurationError(f"{what}: give reward_weights, or the rewards.")
         weights = [batch.weights[name] for name in rewards]
     check_weights(selection.name, weights, list(rewards))
     weights_K = torch.tensor(weights, dtype=torch.float32)

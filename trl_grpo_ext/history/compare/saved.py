@@ -20,9 +20,7 @@ from ...records.token_records import encodable
 from ..run_files import RECORDS, Columns, Say, messages_in, plain_messages, read_columns, read_json, rows_of
 
 Offsets = Callable[[int], Sequence[tuple[int, int]]]
-
-_NOT_READ = ("tokens", "stages", "advantages")
-"""Large columns of the token records that no selection uses."""
+_NOT_READ = ("tokens", "stages", "advantages")  # large columns of the token records that no selection uses
 _NEEDED = ("prompt", "completion", "step", "group", "truncated")
 _TOKENS = ("prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy")
 _OURS = {*_NEEDED, *_TOKENS, "scored_step", "member", "rewards", "reward", "advantage", "weight"}
@@ -239,15 +237,13 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any, run: Ru
     rewards = {name: [number_of(row.get(name)) for row in by_row] for name in names}
     reward = [number_of(value) for value in columns["reward"]] if "reward" in columns else None
     step = columns.get("scored_step", [None])[0]
-    if not isinstance(step, int):  # as before there was such a column
-        step = max(part.step - 1, 0) if "token_ids" in columns else part.step
     if "token_ids" in columns:
         tokens = _recorded_tokens(columns, part.where)
     else:
         tokens = _text_tokens(texts, truncated, part.where, tokenizer)
     return SavedBatch(
         step=part.step,
-        scored_step=step,
+        scored_step=step if isinstance(step, int) else part.step,
         where=part.where,
         prompts=prompts,
         completions=completions,
@@ -359,16 +355,12 @@ def _recorded_tokens(records: Columns, where: str) -> Tokens:
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
     is_token_B_T = _padded([[1.0] * len(row) for row in ids], torch.float32)
-    mask_B_T = _padded(records["live"], torch.float32)
-    # Before there were turns: a completion without live tokens was masked because it was truncated.
-    written_B_T = torch.where(mask_B_T.sum(dim=1, keepdim=True) > 0, mask_B_T, is_token_B_T)
-    if (turns_B_T := numbers("turns")) is not None:
-        written_B_T = is_token_B_T * (turns_B_T >= 0)
+    turns_B_T = numbers("turns")
     return Tokens(
         ids_B_T=_padded(ids, torch.long),
         completion_mask_B_T=is_token_B_T,
-        mask_B_T=mask_B_T,
-        written_B_T=written_B_T,
+        mask_B_T=_padded(records["live"], torch.float32),
+        written_B_T=is_token_B_T if turns_B_T is None else is_token_B_T * (turns_B_T >= 0),
         offsets=offsets_of,
         logps_B_T=numbers("logp"),
         entropies_B_T=numbers("entropy"),

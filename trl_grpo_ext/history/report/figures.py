@@ -32,15 +32,11 @@ except ModuleNotFoundError as error:
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F", "#9467BD", "#B5CF6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-
-WIDTH = 5.0
-HEIGHT = 1.7
-MARGIN = 0.5
-"""Inches: of a figure, which stays legible on a phone; of a panel; of what stands below the panels."""
-
+WIDTH = 5.0  # inches, of a figure, which stays legible on a phone
+HEIGHT = 1.7  # of a panel
+MARGIN = 0.5  # of what stands below the panels
 _STYLE = Path(__file__).parent / "assets" / "figures.mplstyle"
 MOST_PANELS = 12
-
 _HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
 
 # Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.
@@ -92,9 +88,6 @@ class Plot:
     caption: str
     panels: Callable[[Sequence[Run]], Sequence[Panel]]
     absent: str = "No such metric is in the history."
-
-
-# ---------------------------------------------------------------------------------------------- which figures
 
 
 _OUTCOMES = ("right", "scored", "wrong", "no_answer", "unparseable_reference", "none", "timeout", "died", "refused")
@@ -278,9 +271,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
 
-# ---------------------------------------------------------------------------------------------- how they are drawn
-
-
 @dataclass(frozen=True)
 class _Line:
     """One series of one run in a panel, by step."""
@@ -315,7 +305,9 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel]) -> Figure | None:
         name: {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         for number, name in enumerate(dict.fromkeys(line.name for line in every))
     }
-    columns = _legend_columns([*looks, "held out"])
+    names = [*looks, "held out"]
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
     rows = -(-(len(looks) + 1) // columns)
     figure = Figure(figsize=(WIDTH, HEIGHT * len(there) + MARGIN + 0.17 * rows), layout="constrained")
     all_axes: list[Axes] = list(figure.subplots(len(there), 1, squeeze=False, sharex=True)[:, 0])
@@ -349,21 +341,12 @@ def _draw(axis: Axes, line: _Line, look: Mapping[str, Any]) -> None:
         axis.plot(places, [*line.held_out.values()], label=f"{line.name} (held out)", **look, **_HOLLOW)
 
 
-def _legend_columns(names: Sequence[str]) -> int:
-    """The columns of a legend that fit into the width of a figure."""
-    longest = max(map(len, names))
-    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
-
-
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | None]]:
     """Each figure as one `<svg>` element without style, script or outside link; None if there is nothing to draw."""
     for plot in PLOTS:
         with style():
             drawn = draw_lines(runs, plot.panels(runs))
         yield plot, None if drawn is None else svg_of(drawn, plot.name, plot.title)
-
-
-# ------------------------------------------------------------------------------------------------- figures as SVG
 
 
 _SVG = "http://www.w3.org/2000/svg"

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
-from ...guard.calls import unique_names
-from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
-from ...records.manifest import Manifest, PluginRecord
+from ...records.manifest import Manifest, PluginRecord, records_by_name
 from ...records.writing import write_atomically
 from .page_data import page_data
 from .trained_run import Run
@@ -38,32 +35,18 @@ _ABSENT = "–"
 _ASSETS = Path(__file__).parent / "assets"
 
 
-@dataclass(frozen=True)
-class WrittenPage:
-    """What `write_page` wrote: the page, its size, and sentences on what is missing from it and why."""
-
-    path: Path
-    bytes: int
-    notes: tuple[str, ...]
-
-
-def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> WrittenPage:
-    """Write the page atomically, with at most `limit` completions over all runs, in whole groups.
-
-    Raises:
-        ConfigurationError: It cannot be written there.
-    """
+def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> list[str]:
+    """Write the page with at most `limit` completions, in whole groups; returned are sentences on what it lacks."""
     html, notes = page(runs, limit)
-    content = html.encode("utf-8", "replace")
     try:
-        write_atomically(path, content)
+        write_atomically(path, html.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigurationError(f"The page cannot be written to {path}: {error.strerror or error}.") from error
-    return WrittenPage(Path(path), len(content), tuple(notes))
+    return notes
 
 
 def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
-    """The page as text, and the sentences of `WrittenPage.notes`."""
+    """The page as text, and sentences on what is missing from it and why."""
     from .figures import FINDINGS, svgs
 
     drawn = list(svgs(runs))
@@ -135,9 +118,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 
-
-Line = tuple[str, Sequence[str], bool]
-"""One line of a table: a name, a text for each run, and whether the runs differ in it."""
+Line = tuple[str, Sequence[str], bool]  # of a table: a name, a text for each run, whether they differ
 
 _OTHERS = ("completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std")
 
@@ -172,10 +153,7 @@ def plugins(runs: Sequence[Run]) -> list[Line]:
     """The plugins of each run in order and the versions of libraries, those that differ first."""
     tables = []
     for manifest in (run.manifest or Manifest() for run in runs):
-        named = [
-            f"{LABELS[one.kind]} {one.name}" + (f", in {one.inside}" if one.inside else "") for one in manifest.plugins
-        ]
-        table = dict(zip(unique_names(named), map(_describe, manifest.plugins), strict=True))
+        table = {name: _describe(record) for name, record in records_by_name(manifest).items()}
         tables.append(table | {f"version of {name}": str(one or _ABSENT) for name, one in manifest.versions.items()})
     names = list(dict.fromkeys(name for table in tables for name in table))
     return lines_of(tables, sorted(names, key=lambda name: name.startswith("version of ")))

@@ -35,8 +35,7 @@ from ...records.checkpoint_state import STATE, UNFINISHED, checkpoint_problem
 from ...trainer.upstream import contract
 from .stop_signal import SaveOnSignal
 
-_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
-"""Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)  # of a full disk
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +64,7 @@ class SafeCheckpoints:
         self._stop = SaveOnSignal(stop_signals)
         super().__init__(*arguments, **keywords)
         if self.args.enable_jit_checkpoint:
-            raise ConfigurationError(
-                "enable_jit_checkpoint saves without the other ranks. Remove it: SafeCheckpoints does it with them."
-            )
+            raise ConfigurationError("enable_jit_checkpoint saves without the other ranks: remove it.")
         self.add_callback(self._stop)  # type: ignore[attr-defined]
 
     @property
@@ -97,7 +94,13 @@ class SafeCheckpoints:
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = self._newest_checkpoint(folder)
             if resume_from_checkpoint:
-                self._check_resumed(Path(resume_from_checkpoint))
+                checkpoint = Path(resume_from_checkpoint)
+                with self._agree():  # a folder of weights alone is not judged
+                    if self.args.local_process_index == 0:
+                        checkpoint_state.check_resumed(checkpoint, all_checksums=True)
+                lacking = checkpoint_state.missing_state(checkpoint, self.args.process_index, self.args.world_size)
+                if lacking and (checkpoint / STATE).is_file():
+                    logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
             return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
         finally:
             self._stop.restore(deliver=False)  # already done, unless an error was raised
@@ -116,15 +119,6 @@ class SafeCheckpoints:
         for name, parameter in self.model.named_parameters():
             if parameter.dtype != types.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(types[name])
-
-    def _check_resumed(self, checkpoint: Path) -> None:
-        """Refuse a damaged checkpoint, and say what is not in it; a folder of weights alone is not judged."""
-        with self._agree():
-            if self.args.local_process_index == 0:
-                checkpoint_state.check_resumed(checkpoint, all_checksums=True)
-        lacking = checkpoint_state.missing_state(checkpoint, self.args.process_index, self.args.world_size)
-        if lacking and (checkpoint / STATE).is_file():
-            logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         run_dir = Path(self._get_output_dir(trial))
@@ -190,8 +184,8 @@ class SafeCheckpoints:
                 found = checkpoint_state.last_complete_checkpoint(folder)
                 if found is None:
                     there = [f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in checkpoint_state.checkpoint_steps(folder)]
-                    what = f"no complete checkpoint in {folder}, which has {', '.join(there) or 'nothing'}"
-                    raise CheckpointError(f"resume_from_checkpoint=True found {what}.")
+                    has = ", ".join(there) or "none at all"
+                    raise CheckpointError(f"There is no complete checkpoint to resume from in {folder}; it has {has}.")
                 step = int(found.rpartition("-")[2])
         mine = torch.tensor([step], device=self.accelerator.device)
         return str(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.accelerator.gather(mine).max()}")

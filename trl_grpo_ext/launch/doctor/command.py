@@ -49,11 +49,7 @@ class Examination:
 
 
 def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_length: int = 256) -> Examination:
-    """Examine the run that a command line starts, on this machine or another; its script runs in its own process.
-
-    Raises:
-        ConfigurationError: The words name no launcher, script or file.
-    """
+    """Examine the run that a command line starts, on this machine or another; its script runs in its own process."""
     launch = read_command(words)
     machine = machine or Machine()
     if launch.script is None:

@@ -5,6 +5,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import peft
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -100,7 +101,6 @@ def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) 
 
 
 def sizes_of(model: Any) -> Sizes:
-    """Count a model that `on_meta` built."""
     text = model.config.get_text_config()
     head = model.get_output_embeddings()
     modules = [module for module in model.modules() if module is not head]
@@ -120,8 +120,6 @@ def sizes_of(model: Any) -> Sizes:
 
 def adapters_of(model: Any, peft_config: Any) -> Adapters:
     """Let PEFT adapt, in place, a model that `on_meta` built."""
-    import peft
-
     try:
         with warnings.catch_warnings(action="ignore"):
             adapted: Any = peft.get_peft_model(model, peft_config)
@@ -135,5 +133,4 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
 
 
 def trainable_of(model: Any) -> int:
-    """Parameters that are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

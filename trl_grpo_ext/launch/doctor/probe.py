@@ -15,7 +15,6 @@ import re
 import runpy
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -64,7 +63,6 @@ class _Probe:
         self._problems: list[Problem] = []
         self._made: dict[str, Any] = {}  # the last training arguments and the last model arguments
         self._unknown: dict[str, Any] = {}  # settings of a file that its parser does not know
-        self._deprecated: list[str] = []
         self._settings_alone = launch.settings_alone  # the trainer is not the script's
 
     def _on_torch(self, torch: Any) -> None:
@@ -170,14 +168,6 @@ class _Probe:
         for name in [name for name in actions if name in sys.modules]:
             actions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, _AfterImport(actions))
-        show = warnings.showwarning
-
-        def show_and_note(message: Any, category: Any, *place: Any) -> None:
-            if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
-                self._deprecated.append(one_line(message, 400))
-            show(message, category, *place)
-
-        warnings.showwarning = show_and_note  # type: ignore[assignment]
         try:
             if self._launch.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -240,15 +230,6 @@ class _Probe:
         from .memory import estimate, memory_problems
         from .pitfalls import problems_of
 
-        self._say_what_is_old()
-        seen = None if self._settings_alone else trainer
-        case, unknown = case_of(self._launch, self._machine, seen, given)
-        memory = estimate(case, self._prompt_length)
-        self._problems += [*unknown, *problems_of(case), *memory_problems(case, memory)]
-        self._finish(described=case.described(trainer), memory=memory)
-
-    def _say_what_is_old(self) -> None:
-        """Settings that the parser did not know, and those that the installed versions call deprecated."""
         if self._unknown:
             fixes = what_to_write(self._unknown, _known_settings())
             what = "the script's parser drops them, silently"
@@ -256,11 +237,11 @@ class _Probe:
                 what = "no settings of TRL, transformers or trl-grpo-ext, so the training script must know them"
             names = one_line(", ".join(self._unknown), 400)
             self._add("warning" if fixes else "note", "settings", f"{names}: {what}.", *fixes)
-        args = self._made.get("args")
-        fields = dataclasses.fields(args) if args is not None else ()
-        given = [f"`{one.name}`" for one in fields if getattr(args, one.name) != one.default]
-        if said := [text for text in self._deprecated if any(name in text for name in given)]:
-            self._add("note", "settings", " ".join(dict.fromkeys(said)))
+        seen = None if self._settings_alone else trainer
+        case, unknown = case_of(self._launch, self._machine, seen, given)
+        memory = estimate(case, self._prompt_length)
+        self._problems += [*unknown, *problems_of(case), *memory_problems(case, memory)]
+        self._finish(described=case.described(trainer), memory=memory)
 
     def _finish(self, **found: Any) -> NoReturn:
         found |= {"machine": self._machine, "problems": self._problems, "settings_alone": self._settings_alone}
@@ -271,7 +252,6 @@ class _Probe:
 
 
 def _known_settings() -> Sequence[str]:
-    """Every setting of the installed versions."""
     from trl import ModelConfig, ScriptArguments
 
     from ...trainer.config import GRPOExtConfig
@@ -280,7 +260,6 @@ def _known_settings() -> Sequence[str]:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether it is for lack of a network or of a cache."""
     named = any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__)
     return named or any(words in str(error).lower() for words in _OFFLINE)
 

@@ -19,6 +19,8 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARK = re.compile(r"####|<answer>|\banswer(?:\s+is|\s*:|\s+is\s*:)(?!\w)", re.IGNORECASE)
 _AROUND = re.compile(r"(?:</answer>|[\s*_`]|(?<!\.)\.(?=[\s*_`]*$))*\Z")
 _TWO_NUMBERS = re.compile(r"\d\s+\.?\d")
+# `3,5`, not `1,234`: to math-verify it is 3.5, which only an amount is, such as `3,5%` or `3,50 euros`.
+_LIST = re.compile(r"-?(?![1-9]\d{0,2}(?:,\d{3})+\Z)\d+(?:,\d+)+")
 _DELIMITERS = re.compile(r"(?<!\\)\$+|\\[()\[\]]")
 _MONEY = re.compile(r"(?:\\?\$|[€£¥₹])\s?(?=-?[\d.])|(?<=\d)\s?[€£¥₹]")
 _QUANTITY = re.compile(r"(-?[\d.,/]*\d\s?(?:\\?%)?)\s*([A-Za-z].*)", re.DOTALL)
@@ -87,7 +89,7 @@ class Reference(NamedTuple):
     why: str = ""
 
 
-def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -> Reference:
+def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]], is_amount: bool = False) -> Reference:
     """Read a reference; `expressions` are math-verify's for LaTeX and for plain numbers, `extract` applies them."""
     latex = expressions[:1]
     numbers = expressions[1:]
@@ -103,9 +105,11 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
             gold = extract(match[0], latex, "first_match")
             return Reference(tuple(gold), rest)
     had_dollars = match is not None or environment.search(answer) is not None
-    answer = _MONEY.sub("", _DELIMITERS.sub(" ", answer) if had_dollars else answer).strip()
+    answer = (_DELIMITERS.sub(" ", answer) if had_dollars else answer).strip()
+    is_list = _LIST.fullmatch(answer) is not None and not is_amount
+    answer = _MONEY.sub("", answer).strip()
     plain = any(priority == _PLAIN and pattern.fullmatch(answer) for pattern, priority in numbers[0][0])
-    if plain and not _TWO_NUMBERS.search(answer):
+    if plain and not is_list and not _TWO_NUMBERS.search(answer):
         return Reference(tuple(extract(answer, numbers, "any_match")))
     words = _COMMANDS.sub(" ", _GROUPS.sub(" ", answer))
     prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
@@ -115,7 +119,7 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
         return Reference(tuple(extract(f"$${answer}$$", latex, "first_match")))
     quantity = _QUANTITY.fullmatch(answer)
     if quantity and is_unit(quantity[2]):
-        inner = read(quantity[1], expressions, extract)
+        inner = read(quantity[1], expressions, extract, is_amount=True)
         return Reference(inner.gold, quantity[2], inner.why)
     why = "no digit and no sign of mathematics"
     if prose or label:

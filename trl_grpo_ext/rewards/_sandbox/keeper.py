@@ -180,7 +180,7 @@ class _Keeper:
     def run(self) -> dict[str, Any]:
         job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
-        stdin = tempfile.TemporaryFile()
+        stdin = tempfile.TemporaryFile(dir=self.home)  # where its path may be opened, too
         stdin.write(base64.b64decode(job["stdin"]))
         stdin.seek(0)
 
