@@ -120,6 +120,7 @@ def test_audit_command(files: Path) -> None:
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
     assert "left over: 0 of 3 different references\nread in full: 3\n  row 0, " in done.out
     assert invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3").status == 0
+    assert "in full: 3\n" in invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy").out  # the others not
     for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
         refused = invoke("audit", files / "good.jsonl", "--reward", *words)
         assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import invoke
-from trl_grpo_ext.plugins.kinds import FACTS, KINDS, kind_of
+from trl_grpo_ext.plugins.kinds import FACTS, KINDS
 
 ROOT = Path(__file__).parents[2]
 Listed = dict[tuple[str, str], dict[str, Any]]
@@ -108,11 +108,6 @@ def test_list_refuses_unknown_kind_and_distribution() -> None:
         done = invoke("list", *words)
         assert (done.status, done.out) == (2, "")
         assert says in done.err
-
-
-@pytest.mark.parametrize("word", ["token-losses", "Hook", "prompt_sampler"])
-def test_a_kind_is_known_by_any_form_of_its_name(word: str) -> None:
-    assert kind_of(word) in ("token_loss", "advantage_hook", "prompt_sampler")
 
 
 def test_listing_imports_no_plugin(folder: Path) -> None:

@@ -82,6 +82,10 @@ def test_run_hook_refuses(result: Any, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_tensor_like_brings_a_result_to_the_device_of_the_others() -> None:
+    assert flow.tensor_like(torch.zeros(2, 3, device="meta"), torch.ones(2, 3), "mine").device.type == "meta"
+
+
 @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
 def test_run_hook_adds_spans_by_role(role: str, expected: list[Any]) -> None:
     points = hook(role, on_rollout=lambda a, rollout: [[(1, 2, 1.0)]])

@@ -5,9 +5,7 @@ from typing import Any
 from trl_grpo_ext.guard.messages import completion_text
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}
-
 TOOL = {"role": "tool", "content": "5"}
-
 IMAGE = {"type": "image", "url": "5"}
 
 

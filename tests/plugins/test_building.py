@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError, PluginTypeError, UnknownPluginError
-from trl_grpo_ext.plugins.loading import RewardList, Selection, load_rewards, parse_selection
+from trl_grpo_ext.plugins.loading import RewardList, Selection, load_advantage_hooks, load_rewards, parse_selection
 
 SOURCE = """
 from trl_grpo_ext.types import RewardDeclaration
@@ -98,6 +98,11 @@ def test_nested_errors_name_plugin_and_parameter(
         keeps(inner=inner)
     assert "Keeps" in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+def test_a_refused_parameter_ends_in_one_full_stop() -> None:
+    with pytest.raises(PluginParameterError, match=r"must be.*[^.]\.$"):
+        load_advantage_hooks([{"name": "entropy_shaping", "alpha": 0.0}])
 
 
 def test_a_typo_outside_comes_before_what_is_inside(own: ModuleType) -> None:

@@ -14,8 +14,7 @@ from docs.site.rule_tables import with_rules
 from tests.testing import wrong_aggregations, wrong_rewards
 from trl_grpo_ext import available
 from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
-from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check, make_rollout
-from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
+from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check
 from trl_grpo_ext.types import HookDeclaration, RewardDeclaration
 
 
@@ -37,19 +36,6 @@ class AnyReference(wrong_rewards.Right):
 
     def score(self, text: str, answer: Any) -> float | None:
         return None if answer is None else float("18" in str(answer) and "18" in text)
-
-
-SEEN: list[Any] = []
-
-
-class Looks:
-    """Keeps what it saw of row 0."""
-
-    declares = HookDeclaration(role="transform", needs=("offsets",))
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> Any:
-        SEEN.append((rollout.texts[0], rollout.columns["level"][0], rollout.offsets(0)))
-        return [[(0, len(text), 0.5)] if text else None for text in rollout.texts]
 
 
 WANTS = f"{__name__}:Wants"
@@ -158,15 +144,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
         check("reward", wrong_rewards.Simple(), **options)
 
 
-def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
-    SEEN.clear()
-    report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]})
-    assert report.ok, str(report)
-    text, level, offsets = SEEN[0]
-    assert (text, level) == ("a = 1; b = 2", 3)
-    assert [text[start:end] for start, end in offsets] == ["a = ", "1; b", " = 2"]
-
-
 class Uncopyable:
     """Counts its calls, and has a lock, so that no copy can be made."""
 
@@ -196,17 +173,6 @@ def test_rewards_for_messages_alone_are_tried_with_messages() -> None:
     assert report.ok, str(report)
     assert "it takes messages alone: with strings it raised TypeError" in str(report)
     assert check("reward", "trl.rewards:accuracy_reward", rules=["reward.run"]).ok
-
-
-def test_ranks_gather_in_order_and_are_not_waited_for_in_vain() -> None:
-    two = Ranks(cut(make_rollout([1, 2, 3, 4]), [2, 2]))
-    sums = two.run(lambda rollout: [float(rollout.gather(rollout.lengths_B * step)[-1]) for step in range(50)])
-    assert (sums, two.gathers) == ([[4.0 * step for step in range(50)]] * 2, [50, 50])
-    ranks = Ranks(cut(make_rollout([1, 1, 1]), [1, 1, 1]))
-    with pytest.raises(UnequalGathers, match=r"\[0, 1, 1\]"):
-        ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else None)
-    with pytest.raises(ZeroDivisionError):  # what a rank raises is said first
-        ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else 1 / 0)
 
 
 def test_importing_the_kit_imports_no_torch() -> None:

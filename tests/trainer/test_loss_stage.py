@@ -9,7 +9,7 @@ from trl import GRPOTrainer
 
 from tests.support import arguments, scripted_rollout, train, trl_metrics
 from tests.trainer.support import mixed
-from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError, is_out_of_memory
+from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError
 from trl_grpo_ext.trainer.own_loss import OwnLoss
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
@@ -111,8 +111,6 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
     own_loss = OwnLoss([], plugins)
     with pytest.raises(torch.OutOfMemoryError):
         own_loss.try_out(rows, full, full)
-    assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
-    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
 
 
 def test_what_is_given_twice(tiny_model: Path, tmp_path: Path) -> None:

@@ -100,20 +100,6 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
     assert not any("pass@" in name for log in history for name in log if not name.startswith("eval_"))
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "8 completions": {"pass_at_k": [1, 8]},
-    "got 0": {"pass_at_k": [0]},
-    "got 'high'": {"pass_at_k": [1], "pass_thresholds": {"a": "high"}},
-    "without pass_at_k": {"pass_thresholds": {"a": 1.0}},
-}
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_settings_that_cannot_be_are_refused(tmp_path: Path, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        arguments(tmp_path, **REFUSED[said])
-
-
 @pytest.mark.slow
 def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path) -> None:
     def other(completions: list[str], **columns: Any) -> list[float]:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
+from trl import GRPOTrainer
 
-from tests.support import relative_gap, train
+from tests.support import Run, relative_gap, train
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import StepTotals, Totals
 
@@ -74,3 +77,21 @@ def test_steps_across_batches_are_refused(tiny_model: Path, tmp_path: Path) -> N
         settings |= {"per_device_train_batch_size": 4}
         with pytest.raises(ConfigurationError, match=f"steps_per_generation={per_generation}"):
             train(tiny_model, tmp_path, loss_aggregation="token_mean_step", **settings)
+
+
+@pytest.mark.slow
+def test_a_limit_that_a_callback_moves(tiny_model: Path, tmp_path: Path) -> None:
+    class Shorter(TrainerCallback):
+        trainer: Any = None
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            self.trainer.max_completion_length = 16 - 6 * state.global_step
+
+    def trained(trainer_class: type, **settings: Any) -> Run:
+        return train(tiny_model, tmp_path, trainer_class, callbacks=[Shorter()], max_steps=2, **settings)
+
+    plain = trained(GRPOTrainer, loss_type="dr_grpo")
+    ours = trained(GRPOExtTrainer, loss_type="dr_grpo", loss_aggregation="constant_length")
+    tokens = [trained(GRPOExtTrainer, loss_type=name, loss_aggregation="token_mean") for name in ("dapo", "dr_grpo")]
+    for one, other in ((ours, plain), tokens):
+        assert all(relative_gap(*pair) < 1e-5 for pair in zip(one.gradients, other.gradients, strict=True))

@@ -27,7 +27,7 @@ from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from tests.trainer.support import mixed
 from trl_grpo_ext import GRPOExtTrainer, Rollout
-from trl_grpo_ext.errors import ConfigurationError, TRLGRPOExtError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.types import FilterDeclaration
 
@@ -258,6 +258,22 @@ def test_what_a_filter_sees(tiny_model: Path, tmp_path: Path) -> None:
     assert needy.seen.old_entropies_B_T is not None
 
 
+class TooLong:
+    """Drops the first group, and the second for the same reason in another spelling."""
+
+    def keep(self, rollout: Rollout) -> Any:
+        kept = [True] * len(rollout.texts)
+        size = rollout.num_generations
+        return ["too long"] * size + ["too_long"] * size + kept[2 * size :]
+
+
+@pytest.mark.slow
+def test_reasons_that_share_a_metric_are_counted_together(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trainer_arguments": {"resample": {"filter": TooLong(), "max_rounds": 1}}}
+    done = train(tiny_model, tmp_path, prompt_count=8, max_steps=1, **settings)
+    assert groups_logged(done.logs)[0]["dropped/too_long"] == 2
+
+
 ADAPTS = {"name": "kl_in_reward", "form": "completion", "target": 0.1}
 REFUSED: dict[str, dict[str, Any]] = {
     "batch_whitening": {"advantage_hooks": ["batch_whitening"]},
@@ -282,9 +298,3 @@ def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> No
     stream = {"train_dataset": prompts(8).to_iterable_dataset(), "rollout_func": scripted_rollout}
     with pytest.raises(ConfigurationError):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)
-
-
-def test_settings_that_cannot_be_read(tmp_path: Path) -> None:
-    for wrong in ({"filter": "signal", "rounds": 3}, {"filter": "signal", "max_rounds": 0}, {"filter": "sgnal"}):
-        with pytest.raises(TRLGRPOExtError):
-            arguments(tmp_path, resample=wrong)

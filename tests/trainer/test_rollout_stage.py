@@ -101,6 +101,45 @@ def test_scheduled_weights_are_trls(tiny_model: Path, tmp_path: Path, weight: fl
         assert {name: our_log[name] for name in of_trl} == pytest.approx(of_trl)
 
 
+class Scaled:
+    __name__ = "scaled"
+    scale = 1.0
+
+    def __call__(self, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [self.scale * weight_of(ids) for ids in completion_ids]
+
+
+class Adapts(GRPOTrainer):
+    """Changes a reward function and the weights of all as the training goes on."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights = torch.tensor([1.0, 2.0 + self.state.global_step])
+        return batch
+
+    def _calculate_rewards(self, *arguments: Any) -> Any:
+        self.reward_funcs[1].scale = 1.0 + self.state.global_step
+        for function in self.reward_funcs:
+            self._metrics["train"][f"calls/{function.__name__}"].append(1.0)
+        return super()._calculate_rewards(*arguments)
+
+
+@pytest.mark.slow
+def test_rewards_that_a_users_class_changes(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"prompt_count": 8, "max_steps": 3}
+    theirs = train(tiny_model, tmp_path / "trl", Adapts, reward_funcs=[length_reward, Scaled()], **settings)
+    assert "calls/scaled" in theirs.logs[0]
+    watch = WatchBoth()
+    for name, hooks in (("none", None), ("watch", [watch])):
+        rewards = [length_reward, Scaled()]
+        ours = train(tiny_model, tmp_path / name, mixed(Adapts), reward_funcs=rewards, hooks=hooks, **settings)
+        assert relative_gap(ours.weights, theirs.weights) <= (0.0 if hooks is None else 1e-6)
+        for our_log, their_log in zip(ours.logs, theirs.logs, strict=True):
+            assert {key: our_log[key] for key in their_log} == pytest.approx(their_log, rel=1e-4, abs=1e-6)
+    seen = [float(rollout.rewards_B.mean()) for rollout in watch.rollouts]
+    assert seen == pytest.approx([log["reward"] for log in theirs.logs[:3]], rel=1e-4)
+
+
 def test_a_shaper_that_trl_would_normalise_by_itself_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 1}
     with pytest.raises(ConfigurationError, match=r"'by_tokens' adds .*normalize_then_sum"):

@@ -1,65 +1,20 @@
-"""Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
+"""The plugins of a trainer, from Python and its config: their order and weights, and what a base class may change."""
 
 import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from trl import GRPOConfig, GRPOTrainer, TrlParser
+import torch
+from trl import GRPOConfig, GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout
-from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, GRPOExtTrainer, load_rewards
+from tests.support import arguments, length_reward, prompts, relative_gap, scripted_rollout, train
+from tests.trainer.support import EXACT, mixed
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
 from trl_grpo_ext.errors import ConfigurationError
-
-Selected = tuple[Any, Any, Any]  # rewards, advantage hooks, loss aggregation
-
-
-def selected(args: GRPOExtConfig) -> Selected:
-    return args.rewards, args.advantage_hooks, args.loss_aggregation
-
-
-def parsed(folder: Path, *words: str, yaml: str | None = None) -> GRPOExtConfig:
-    """What a script that uses TRL's parser gets from its command line."""
-    line = ["--output_dir", str(folder / "out"), "--use_cpu", "True", "--bf16", "False", *words]
-    if yaml is not None:
-        (folder / "run.yaml").write_text(yaml)
-        line += ["--config", str(folder / "run.yaml")]
-    (args,) = TrlParser([GRPOExtConfig]).parse_args_and_config(line)
-    return args  # type: ignore[no-any-return]
-
-
-EVERYTHING: Selected = (
-    ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}, "trl-grpo-ext:tag_format"],
-    ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.1, "kappa": 3.0}],
-    {"name": "constant_length", "length": 8},
-)
-
-YAML = """
-rewards: [gsm8k_accuracy, {name: think_format, weight: 0.2}, "trl-grpo-ext:tag_format"]
-advantage_hooks:
-  - leave_one_out
-  - name: entropy_shaping
-    alpha: 0.1
-    kappa: 3.0
-loss_aggregation: {name: constant_length, length: 8}
-"""
-
-COMMAND_LINE = [
-    *["--rewards", "gsm8k_accuracy", "{name: think_format, weight: 0.2}", "trl-grpo-ext:tag_format"],
-    *["--advantage_hooks", "leave_one_out", "{name: entropy_shaping, alpha: 1e-1, kappa: 3.0}"],
-    *["--loss_aggregation", "{name: constant_length, length: 8}"],
-]
-
-
-def test_selection_in_python_yaml_and_command(tmp_path: Path) -> None:
-    rewards, hooks, aggregation = EVERYTHING
-    in_python = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation)
-    assert selected(in_python) == EVERYTHING
-    assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
-    assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
 
 
 def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path) -> None:
@@ -93,24 +48,6 @@ def test_the_weights_of_load_rewards_come_along(tiny_model: Path, tmp_path: Path
     assert GRPOExtTrainer(str(tiny_model), rewards, stated, train_dataset=prompts()).reward_weights.tolist() == [2, 3]
 
 
-@pytest.mark.parametrize("word", ["none", "null", "None"])
-def test_none_on_the_command_line_switches_off_what_yaml_selects(tmp_path: Path, word: str) -> None:
-    off = ["--rewards", word, "--advantage_hooks", word, "--loss_aggregation", word]
-    assert selected(parsed(tmp_path, *off, yaml=YAML)) == (None, None, None)
-
-
-def test_resume_of_the_command_line_is_no_folder(tmp_path: Path) -> None:
-    for word, expected in {"true": True, "False": None, "out/true": "out/true"}.items():
-        assert parsed(tmp_path, "--resume_from_checkpoint", word).resume_from_checkpoint == expected
-    assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
-
-
-def test_settings_of_compact_updates(tmp_path: Path) -> None:
-    assert parsed(tmp_path, yaml="compact_updates: off").compact_updates == "off"  # which YAML reads as False
-    with pytest.raises(ConfigurationError):
-        arguments(tmp_path, share_prompts=True)
-
-
 def test_a_base_class_may_change_settings_but_no_selection(tiny_model: Path, tmp_path: Path) -> None:
     class Changing(GRPOTrainer):
         def __init__(self, *, args: Any, **keywords: Any) -> None:
@@ -127,3 +64,42 @@ def test_a_base_class_may_change_settings_but_no_selection(tiny_model: Path, tmp
     Trainer.changed = {"advantage_hooks": ["leave_one_out"]}
     with pytest.raises(ConfigurationError, match="leave_one_out"):
         Trainer(args=arguments(tmp_path), **given)
+
+
+def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    class Replaces(GRPOTrainer):
+        def __init__(self, model: Any, reward_funcs: Any, args: Any, **more: Any) -> None:
+            super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
+
+    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
+    with pytest.raises(ConfigurationError):
+        mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
+    with pytest.raises(ConfigurationError, match=r"0\.7"):
+        mixed(Weighs)(str(tiny_model), rewards, arguments(tmp_path), train_dataset=prompts())
+
+
+class Weighs(GRPOTrainer):
+    """Weighs its rewards itself, each batch differently."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.reward_weights = torch.tensor([0.3, 0.7])
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights = self.reward_weights.flip(0)
+        return batch
+
+
+@pytest.mark.slow
+def test_weights_that_a_subclass_sets_are_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    def second(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(ids[0] % 3) for ids in completion_ids]
+
+    settings: dict[str, Any] = {"reward_funcs": [length_reward, second], "max_steps": 2}
+    theirs = train(tiny_model, tmp_path, Weighs, **settings)
+    for selected in ({}, {"loss_aggregation": "token_mean"}):
+        ours = train(tiny_model, tmp_path, mixed(Weighs), **settings, **selected)
+        assert [log["reward"] for log in ours.logs[:2]] == [log["reward"] for log in theirs.logs[:2]]
+        assert ours.trainer.reward_weights.tolist() == theirs.trainer.reward_weights.tolist()
+        assert all(relative_gap(mine, its) < EXACT for mine, its in zip(ours.gradients, theirs.gradients, strict=True))

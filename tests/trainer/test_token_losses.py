@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig
 from trl import GRPOTrainer
 
+from tests.credit.test_token_losses import Lies
 from tests.support import Run, flat, relative_gap, train
 from tests.trainer.process_worker import Float64ExtTrainer, Float64Trainer
 from tests.trainer.support import mixed
@@ -90,20 +91,6 @@ def test_metrics_of_a_loss_that_is_not_trained_are_not_logged(tiny_model: Path, 
     assert not [name for log in replaced.logs for name in log if name.startswith(("clip_ratio", "policy_loss"))]
     assert 0.0 < max(log.get("token_loss/clip_cov/left_out", 0.0) for log in replaced.logs) <= 0.2
     assert "entropy" in replaced.logs[0]
-
-
-class Lies:
-    """Declares what it is not."""
-
-    __name__ = "lies"
-
-    def __init__(self, what: str, **declared: bool) -> None:
-        self.what, self.declares = what, TokenLossDeclaration(**declared)
-
-    def loss(self, terms: LossTerms) -> torch.Tensor:
-        if self.what == "mixes":
-            return -terms.advantages_B_T * (terms.logps_B_T - terms.logps_B_T.mean())
-        return terms.logps_B_T.square()
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def audit(
     if completions is None and hasattr(reward, "read_references"):
         distinct = sorted(first.values())
         as_read = reward.read_references([rows[number][column] for number in distinct])
-        read = [Read(row, shown(rows[row][column]), *pair) for row, pair in zip(distinct, as_read, strict=True)]
+        pairs = zip(distinct, as_read, strict=True)
+        read = [Read(row, shown(rows[row][column]), *pair) for row, pair in pairs if any(pair)]  # else not read at all
     findings = [Finding(row, shown(rows[row][column]), *problem) for row, problem in sorted(problems.items())]
     return Audit(reward_name(reward), column, len(rows), len(first), findings, read)
 

@@ -320,14 +320,14 @@ def calling(plugin: object, label: str, context: Any = None, **tensors: torch.Te
 
 
 def tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
-    """What a plugin returned, if it is a floating point tensor of that shape; else an error."""
+    """What a plugin returned, on that device, if it is a floating point tensor of that shape; else an error."""
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         got = result.dtype if isinstance(result, torch.Tensor) else type(result).__name__
         problem = f"a floating point tensor of shape {tuple(shaped.shape)}, got {got}"
     elif result.shape != shaped.shape:
         problem = f"shape {tuple(shaped.shape)} {axes}, got {tuple(result.shape)}"
     else:
-        return result
+        return result.to(shaped.device)
     raise PluginOutputError(f"{label}: expected {problem}.")
 
 

@@ -50,6 +50,27 @@ class _Call:
     tell_after: float  # seconds after which it is said to be running
 
 
+class _Watched:
+    """A reward function in the hands of a user's class: its attributes are the function's own."""
+
+    def __init__(self, function: Any, watched: Callable[..., Any]) -> None:
+        vars(self).update(_function=function, _watched=watched)
+
+    def __call__(self, **columns: Any) -> Any:
+        return self._watched(**columns)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._function, name, value)
+
+
+class _WatchedAsync(_Watched):
+    async def __call__(self, **columns: Any) -> Any:
+        return await self._watched(**columns)
+
+
 class RewardWatch:
     """Watches the functions of one scoring, at most `limit` seconds, and keeps parts, outcomes and NaNs."""
 
@@ -101,7 +122,7 @@ class RewardWatch:
                 except (Exception, SystemExit) as error:
                     raise _explained(error, function, columns, name) from error
 
-        return watched_async if is_async(function) else watched
+        return _WatchedAsync(function, watched_async) if is_async(function) else _Watched(function, watched)
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:

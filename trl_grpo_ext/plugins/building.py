@@ -78,7 +78,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         return made
     except (TypeError, ValueError) as error:
         what = f"{info} refused its parameters ({_shown(parameters) or 'none'}) with {type(error).__name__}"
-        raise errors.PluginParameterError(f"{what}: {error}.{yaml_hint(parameters)}") from error
+        raise errors.PluginParameterError(f"{what}: {str(error).removesuffix('.')}.{yaml_hint(parameters)}") from error
 
 
 def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters: dict[str, Any]) -> None:
@@ -114,7 +114,6 @@ def _is_function(exported: Any) -> bool:
 
 
 def describe(plugin: Any) -> str:
-    """Describe an object in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"

@@ -51,6 +51,15 @@ class LossStage:
         self._reached = 0  # losses that went through here
         self._self_checked = False
 
+    def arrange(self, micro_batches: list[dict[str, Any]], totals: Mapping[int, Totals]) -> list[dict[str, Any]]:
+        """The micro-batches of a generation batch as they are trained on, before a user's class sees any of them."""
+        progress = reading.progress_of(self.trainer)
+        if self.updates is not None:
+            micro_batches = self.updates.plan(micro_batches, progress.precision)
+        if BatchKeys.batch_number in micro_batches[0]:
+            self._deal_totals(micro_batches, progress, totals)
+        return micro_batches
+
     def prepare_inputs(
         self, inherited: Inherited, compute_loss: Inherited, generation_batch: Any, totals: Mapping[int, Totals]
     ) -> Any:
@@ -58,11 +67,8 @@ class LossStage:
         with self.records.phases.during("generation"):
             inputs = inherited(generation_batch)
             progress = reading.progress_of(self.trainer)
-            if progress.training and self.updates is not None:
-                rearrange = functools.partial(self.updates.plan, precision=progress.precision)
-                inputs = acting.rearrange_micro_batches(self.trainer, rearrange)
             if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
-                self._deal_totals(acting.micro_batches_of(self.trainer, inputs, progress.training), progress, totals)
+                self._deal_totals([inputs], progress, totals)  # of an evaluation, which TRL does not buffer
             if self.own_loss.untried:
                 trls_loss = functools.partial(acting.trls_policy_loss, self.trainer)
                 with acting.restore_after_trial(self.trainer):

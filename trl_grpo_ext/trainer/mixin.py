@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
-from .compact.updates import freedom_of, updates_of
+from .compact.updates import Freedom, freedom_of, updates_of
 from .hook_states import AdvantageHookStates, BatchPlace, UnusedStates, has_state
 from .logps import needs_reference
 from .loss_stage import LossStage
@@ -35,6 +35,7 @@ class Extension:
     rollouts: RolloutStage
     losses: LossStage
     records: RecordStage
+    micro_batches: list[dict[str, Any]] | None  # of a generation batch; TRL's None before the first
 
     def __init__(self, trainer: Any, between: Sequence[type], args: Any, given: Mapping[str, Any]) -> None:
         self._trainer = trainer
@@ -60,16 +61,25 @@ class Extension:
         reduction = reduction_of(plugins, facts, settings, knows_weights=not owners)
         refuse_token_losses(plugins.losses_by_name, trl, owners)
         token_losses = TokenLosses(plugins.losses_by_name, facts)
-        terms = terms_of(settings, plugins.forward_hooks, token_losses.terms())
-        freedom = freedom_of(terms, reduction.divides_by)
+        order = type(trl).__mro__
+        users = [owner for owner in order[: order.index(GRPOTrainer)] if owner is not GRPOExtMixin]
+        own_batches = any("_prepare_inputs" in vars(owner) for owner in users)
+
+        def freedom() -> Freedom:
+            terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
+            return freedom_of(terms, reduction.divides_by, own_batches=own_batches)
+
         records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
-        own_passes = any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between)
+        own_passes = self._overridden("_get_per_token_logps_and_entropies")
         updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)
-        own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
+        own_scoring = self._overridden("_generate_and_score_completions")
         self.rollouts = RolloutStage(trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring)
         outside = self.rollouts.pass_outside_losses
         trl.add_callback(UnusedStates(trl))
         self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)
+
+    def _overridden(self, name: str) -> bool:
+        return any(name in vars(owner) for owner in self._between)
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         """A training begins: compare and write records, and start with the first prompts."""
@@ -191,6 +201,17 @@ class GRPOExtMixin(_Next):
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""
         return self._trl_grpo_ext.losses.training_step(super().training_step, *arguments, **keywords)
+
+    @property
+    def _buffered_inputs(self) -> Any:
+        return self._trl_grpo_ext.micro_batches
+
+    @_buffered_inputs.setter
+    def _buffered_inputs(self, micro_batches: list[dict[str, Any]] | None) -> None:
+        ours = self._trl_grpo_ext
+        if micro_batches is not None:
+            micro_batches = ours.losses.arrange(micro_batches, ours.rollouts.totals)
+        ours.micro_batches = micro_batches
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         ours = self._trl_grpo_ext

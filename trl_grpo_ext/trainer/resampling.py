@@ -82,7 +82,8 @@ class Resampling:
                     kept[prompt] = group
                     continue
                 others.setdefault(prompt, group)
-                dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
+                why = "prompt already in batch" if verdict is True else verdict or "dropped"
+                dropped[why.replace("_", " ")] += 1  # as in a metric's name, where they would be one
         if not kept and self.facts.rank == 0:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
             none = f"{plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} rounds"
@@ -114,7 +115,9 @@ class Resampling:
         like = "prompt_ids" if name in PROMPT_KEYS else "completion_ids"
         # A round without images has no types of tokens.
         tensors = [row.get((source, name), torch.zeros_like(row["batch", like])) for row in rows]
-        if all(tensor.numel() == 1 for tensor in tensors):
+        lengths = [len(row["batch", like]) for row in rows]
+        over_tokens = [tuple(tensor.shape[:1]) for tensor in tensors] == [(length,) for length in lengths]
+        if not over_tokens and len({tensor.shape for tensor in tensors}) == 1:  # one number, or what a subclass adds
             return torch.stack(tensors).to(self.facts.device)
         value = self.facts.pad_id if name in ("prompt_ids", "completion_ids") else _PAD.get(name, 0)
         return acting.pad_rows(self.facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
@@ -201,11 +204,14 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     written = [len(ids) for ids in scored.completion_ids]
     rewards_B_K = scored.rewards_N_K[rollout.local_rows].cpu()
     masks: Sequence[Any] = scored.tool_masks or ()
+    width = sampled.batch["completion_ids"].size(1)
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
         values: torch.Tensor = columns[key][row]
-        if values.dim() > 0:
-            values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
+        if key[1] in PROMPT_KEYS:
+            values = values[len(values) - prompts[row] :]
+        elif values.dim() > 0 and len(values) == width:  # else it is not over tokens
+            values = values[: written[row]]
         return values.clone()
 
     rows = []

@@ -71,7 +71,7 @@ class RolloutStage:
             with self._watching() as sampling:
                 batch: dict[str, Any] = inherited(inputs)
             if self._zeroes_rounding and sampling.scored:
-                self._zero_rounding(batch, sampling.scored[-1], self.trainer.reward_weights)
+                self._zero_rounding(batch, sampling.scored[-1], sampling.weights_K)
             return batch
         progress = reading.progress_of(self.trainer)
         if self.prompts is None or not progress.training:
@@ -115,7 +115,7 @@ class RolloutStage:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         timed = self.records.phases.during("rewards")
         try:
-            with acting.attributes(trl, reward_funcs=watched), timed, watch.time_limit():
+            with acting.lent(trl, reward_funcs=watched), timed, watch.time_limit():
                 watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
@@ -127,6 +127,7 @@ class RolloutStage:
             watch.check_finite(rewards_N_K, names)
             part_names = agreed_names(watch.parts, self.facts.agreement.gather, self.facts.device)
             metrics = part_metrics(watch.parts, part_names, self.facts.agreement.gather, self.facts.device)
+        self._sampling.weights_K = trl.reward_weights
         self.records.pass_at_k.add(rewards_N_K)
         self.records.add_metrics(metrics | watch.counts(rewards_N_K, names, self.facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
@@ -159,7 +160,7 @@ class RolloutStage:
             if self._shapes:
                 rollout = rollout_of_shapers(self.facts, sampling, batch)
             else:
-                weights_K = self.trainer.reward_weights
+                weights_K = sampling.weights_K
                 rollout = read_rollout(self.facts, progress, batch, scored, logps, weights_K, drawn.row_numbers)
             if self._zeroes_rounding:
                 self._zero_rounding(batch, scored, rollout.reward_weights_K)
@@ -178,7 +179,7 @@ class RolloutStage:
             raise ConfigurationError(f"{what}. Set num_iterations above 1 (old policy), beta above 0 (reference).")
         logps = self._compute_logps(batch, scored.rows, progress)
         with self._section():
-            weights_K = self.trainer.reward_weights
+            weights_K = sampling.weights_K
             raw = read_rollout(self.facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
         sampling.shaped.append((batch, rollout))

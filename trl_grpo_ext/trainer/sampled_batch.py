@@ -41,6 +41,7 @@ class Sampling:
     generated: Generated = field(default_factory=Generated)  # what `_generate` returned
     # Log-probabilities of the passes between that and the rewards: the old policy's, then the reference's.
     passes: list[torch.Tensor] = field(default_factory=list)
+    weights_K: Any = None  # of the rewards, when they were scored
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
     shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
 
@@ -75,7 +76,7 @@ def read_rollout(
         tokens=int(batch["num_items_in_batch"]),
         sequences=sequences,
         prompts=sequences // group_size,
-        max_completion_length=facts.max_completion_length,
+        max_completion_length=progress.max_completion_length,
         processes=facts.ranks,
         micro_batches=progress.steps_per_generation,
         optimizer_steps=progress.steps_per_generation / facts.accumulation if progress.training else 1.0,

@@ -42,18 +42,22 @@ class SelectedRewards:
 
     def set_weights(self, trainer: Any) -> None:
         """Put the weights where the trainer keeps them, unless the config has some."""
-        if trainer.args.reward_weights is not None:
-            return
+        if trainer.args.reward_weights is not None or all(weight == 1.0 for weight in self.weights):
+            return  # a base class may have set others
         functions = trainer.reward_funcs
         count = len(self._chosen)
         for start in range(len(functions) - count + 1):  # a subclass may have put others first
             pairs = zip(self._chosen, functions[start : start + count], strict=True)
             if all(given is function or isinstance(given, str) for given, function in pairs):  # TRL loads an id's model
-                trainer.reward_weights[start : start + count] = torch.tensor(self.weights)
+                weights_K = trainer.reward_weights[start : start + count]
+                if (weights_K != 1.0).any():
+                    set_before = [round(float(weight), 6) for weight in weights_K]
+                    what = f"The rewards have the weights {self.weights}, and a base class has set {set_before}"
+                    raise ConfigurationError(f"{what}. Keep one of them.")
+                weights_K[:] = torch.tensor(self.weights)
                 return
-        if any(weight != 1.0 for weight in self.weights):
-            what = f"The reward functions of the weights {self.weights} are not among {list(functions)!r}"
-            raise ConfigurationError(f"{what}: a base class has replaced some. Set reward_weights of all.")
+        what = f"The reward functions of the weights {self.weights} are not among {list(functions)!r}"
+        raise ConfigurationError(f"{what}: a base class has replaced some. Set reward_weights of all.")
 
 
 class SelectedPlugins:

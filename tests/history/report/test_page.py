@@ -1,7 +1,6 @@
 """The page without a browser: it parses, connects to nothing, holds exactly what was saved, and escapes all of it."""
 
 import base64
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -15,25 +14,13 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.history.report.browsing import credit
-from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_big_run, write_hostile_run
+from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_hostile_run
 from tests.history.report.trained import write_history
-from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report import Run, load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
-from trl_grpo_ext.history.report.page import page, script_json, visible, write_page
-from trl_grpo_ext.history.report.page_data import (
-    PageData,
-    _add_to_index,
-    live_credit,
-    page_data,
-    place_to_open,
-    plain_text,
-    read_rows,
-    utf16_spans,
-)
+from trl_grpo_ext.history.report.page import script_json, visible, write_page
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
@@ -88,27 +75,21 @@ class Page(HTMLParser):
         return str(found)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of 2 steps, 3 groups of 4 completions; the second step of both was not trained on."""
-    folder = tmp_path_factory.mktemp("small")
-    for seed, name in enumerate(("first", "second")):
-        write_big_run(folder / name, steps=2, groups=3, size=4, tokens=40, seed=seed)
-    return folder
+def written(runs: list[Run], folder: Path) -> tuple[Path, list[str]]:
+    """A page's file, and what is said of it."""
+    return folder / "report.html", write_page(runs, folder / "report.html")
 
 
 @pytest.fixture(scope="module")
 def shown(small: Path) -> Page:
-    written = write_page(load_runs([small / "first", small / "second"]), small / "report.html")
-    assert written.bytes == written.path.stat().st_size
-    return Page(written.path.read_text(encoding="utf-8"))
+    return Page(written(load_runs([small / "first", small / "second"]), small)[0].read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("hostile")
     run = write_hostile_run(folder / "<script>window.pwned=10<!--")
-    return run, write_page([load_run(run)], folder / "report.html").path.read_text(encoding="utf-8")
+    return run, written([load_run(run)], folder)[0].read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------- nothing but itself
@@ -219,87 +200,6 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         same(part[name], row[name])
 
 
-def test_numbers_that_json_lacks_keep_their_meaning(small: Path) -> None:
-    run = load_run(small / "first")
-    (row, *_) = read_rows(run, run.records[0])
-    row.values["logp"] = numpy.resize([1.234567, numpy.nan, numpy.inf, -numpy.inf], len(row.tokens or ()))
-    data = PageData()
-    part, *_ = unpack(data.chunks[_add_to_index(data, run.records[0], [row])["numbers"]])
-    assert part["logp"][:4] == [1.2346, None, math.inf, -math.inf]
-
-
-@given(st.text(), st.data())
-def test_places_in_a_text_are_counted_as_browsers_do(text: str, data: st.DataObject) -> None:
-    place = st.integers(0, len(text))
-    starts, ends = (numpy.array(data.draw(st.lists(place, min_size=4, max_size=4))) for _ in range(2))
-    encodable = "".join("?" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
-    assert utf16_spans(text, starts, ends).tolist() == [
-        [slow_utf16(encodable, start), slow_utf16(encodable, end)] for start, end in zip(starts, ends, strict=True)
-    ]
-
-
-def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> None:
-    run = write_big_run(tmp_path / "run", steps=6, groups=2, size=3, tokens=8)
-    data = page_data([load_run(run)], 12)
-    steps = data.index["runs"][0]["steps"]
-    assert [step["step"] for step in steps] == [20, 60, 80, 120]
-    assert [step["member"] for step in steps] == [[0, 1, 2]] * 4
-    assert "of the 24 completions saved at 4 steps 12 are on this page, and 2 more steps were saved." in data.notes[0]
-    without, _ = page([load_run(run)], 0)
-    assert Page(without).index == {"runs": []}
-    assert "No completions are on this page." in without
-    everything = page_data([load_run(run)], 1000)
-    assert everything.notes == []
-    assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36
-
-
-def test_live_credit_by_hand(small: Path) -> None:
-    run = load_run(small / "first")
-    (row, *_) = read_rows(run, run.records[0])
-    row.columns["live"] = [1, 1, 0]
-    row.stages[-1] = ("last", numpy.float32([0.5, -0.25, 9]))
-    row.values |= {"advantage": numpy.float32([1, 2, 9]), "weight": numpy.float32([0.25, 0, 9])}
-    assert live_credit(row).tolist() == [0.25, 0]
-    row.trained = False
-    assert live_credit(row).tolist() == [0.25, -0.125]
-
-
-def test_place_to_open_has_signal(shown: Page, small: Path) -> None:
-    assert [run["opens"] for run in shown.index["runs"]] == [[1, 0], [1, 0]]
-    run = load_run(small / "first")
-    up = dataclasses.replace(read_rows(run, run.records[0])[0], group=7, has_signal=True)
-    silent = dataclasses.replace(up, group=0, has_signal=False)
-    assert place_to_open([[up], [silent, up]]) == (1, 1)
-    assert place_to_open([[silent, silent, up], [silent]]) == (0, 1)  # the second group of the first step
-    assert place_to_open([[silent], [silent]]) == (1, 0)
-    assert place_to_open([]) == (0, 0)
-
-
-# ---------------------------------------------------------------------------------------------- TRL's tables alone
-
-
-def test_without_token_records_trls_tables_are_shown(small: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(small / "first", run, ignore=shutil.ignore_patterns("token_records"))
-    index = page_data([load_run(run)], 1000).index["runs"][0]
-    assert index["rewards"] == ["right_answer", "think_format", "language"]
-    for step in index["steps"]:
-        table = pyarrow.parquet.read_table(run / "completions" / f"completions_{step['step']:05d}.parquet").to_pandas()
-        assert step["numbers"] is None
-        assert step["group"] == [0] * 4 + [1] * 4 + [2] * 4
-        assert step["member"] == [0, 1, 2, 3] * 3
-        right = [numpy.nan if value is None else value for value in step["rewards"]["right_answer"]]
-        assert right == pytest.approx(table["right_answer"].tolist(), nan_ok=True)
-        assert step["credit"] == pytest.approx(table["advantage"].tolist())
-
-
-def test_messages_become_text_with_their_roles() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}]
-    assert plain_text(messages) == plain_text(json.dumps(messages)) == "[user]\nhi\n\n[assistant]\nyes"
-    assert plain_text('[{"broken') == '[{"broken'
-    assert plain_text(None) == ""
-
-
 # -------------------------------------------------------------------------------- hostile, damaged, absent
 
 
@@ -351,11 +251,11 @@ def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> No
     pyarrow.parquet.write_table(strange, records / "step_00060.parquet")
     infinite = table.set_column(table.column_names.index("group"), "group", pyarrow.array([math.inf] * len(table)))
     pyarrow.parquet.write_table(infinite, records / "step_00070.parquet")
-    written = write_page([load_run(run)], tmp_path / "report.html")
-    page = Page(written.path.read_text(encoding="utf-8"))
+    path, notes = written([load_run(run)], tmp_path)
+    page = Page(path.read_text(encoding="utf-8"))
     assert [step["step"] for step in page.index["runs"][0]["steps"]] == [20]
     for name in ("step_00030", "step_00040", "step_00050", "step_00060", "step_00070"):
-        assert any(name in note for note in written.notes), name
+        assert any(name in note for note in notes), name
         assert any(name in text for text in page.text), name
 
 
@@ -364,7 +264,7 @@ def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small / "first", run)
     steps = range(1, 41)
     write_history(run, [{"step": n, "reward": n / 40, "eval_reward": 1 - n / 40, "entropy": 1.0} for n in steps])
-    page = Page(write_page(load_runs([run, small / "second"]), tmp_path / "report.html").path.read_text("utf-8"))
+    page = Page(written(load_runs([run, small / "second"]), tmp_path)[0].read_text("utf-8"))
     text = " ".join(" ".join(page.text).split())
     sentence = "Since step 8 the reward rises (0.113 to 0.912) while the held-out reward falls (0.887 to 0.0875)."
     assert sentence in text

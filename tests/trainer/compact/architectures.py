@@ -180,7 +180,7 @@ def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
     facts: Any = SimpleNamespace(**sizes, device=torch.device("cpu"), gather=lambda table: table)
     packing = packing_of(model, LossSettings("dapo"), share=True, compiled=False, overridden=False)
     freedom = Freedom(sort=True, drop=True, any_count=True)
-    return CompactUpdates(freedom, facts, None, packing, lambda: (trls_logps, model), logged.update)
+    return CompactUpdates(lambda: freedom, facts, None, packing, lambda: (trls_logps, model), logged.update)
 
 
 def tried(name: str) -> Outcome:

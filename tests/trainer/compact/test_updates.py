@@ -13,11 +13,12 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
+from trl import GRPOTrainer
 
 from tests.support import Run, flat, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.process_worker import Float64ExtTrainer, uneven_rollout
-from trl_grpo_ext import GRPOExtTrainer
+from tests.trainer.process_worker import Float64ExtTrainer, Float64Trainer, uneven_rollout
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
 from trl_grpo_ext.trainer.compact.updates import Freedom
 from trl_grpo_ext.types import HookDeclaration
 
@@ -136,7 +137,7 @@ def test_updates_of_three_steps(tiny_model: Path, tmp_path: Path, overrides: dic
     assert found
     assert not any(compact_logs(theirs))
     # Where rows stay in their micro-batches, or are alone, few of a prompt meet.
-    if share and ours.trainer._trl_grpo_ext.losses.updates.freedom.sort:
+    if share and ours.trainer._trl_grpo_ext.losses.updates.freedom().sort:
         assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
     for metrics in found:
         least = metrics["distinct_tokens"] if share else metrics["live_tokens"]
@@ -201,9 +202,67 @@ def test_updates_with_auxiliary_loss(tiny_moe: Path, tmp_path: Path, monkeypatch
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.mixin.freedom_of", lambda *_: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.mixin.freedom_of", lambda *_, **__: SORTED)
     lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
+
+
+class Reweighted(GRPOTrainer):
+    """The advantages of a micro-batch depend on all of its rows, and none stays 0."""
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = dict(super()._prepare_inputs(generation_batch))
+        length_B = inputs["completion_mask"].sum(1)
+        bonus_B = length_B / length_B.sum()
+        advantages = inputs["advantages"].double()
+        inputs["advantages"] = advantages + (bonus_B if advantages.dim() == 1 else bonus_B.unsqueeze(1))
+        return inputs
+
+
+class DoubledInPlace(GRPOTrainer):
+    """Changes TRL's own micro-batch, once."""
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = super()._prepare_inputs(generation_batch)
+        if "doubled" not in inputs:
+            inputs["advantages"] *= 2.0
+            inputs["doubled"] = True
+        return inputs
+
+
+@pytest.mark.parametrize("base", [Reweighted, DoubledInPlace])
+@pytest.mark.parametrize("acts", ["first", "last"])
+@pytest.mark.parametrize("plugins", [{"compact_updates": "exact"}, {"loss_aggregation": "token_mean_local"}])
+def test_micro_batches_of_a_users_class(
+    tiny_model: Path, tmp_path: Path, base: type, acts: str, plugins: dict[str, str]
+) -> None:
+    settings = {"dtype": "float64", "rollout_func": uneven_rollout, "loss_type": "bnpo", "max_steps": 3, **COMMON}
+    bases = (GRPOExtMixin, base) if acts == "first" else (base, GRPOExtMixin)
+    mine = type("Mine", (*bases, Float64Trainer), {})
+    ours = train(tiny_model, tmp_path / "ours", mine, **settings, **plugins)
+    plain = train(tiny_model, tmp_path / "plain", type("Theirs", (base, Float64Trainer), {}), **settings)
+    assert max(gaps(ours, plain)) < EXACT["float64"]
+    without = train(tiny_model, tmp_path / "without", Float64Trainer, **{**settings, "max_steps": 1})
+    assert relative_gap(without.gradients[0], plain.gradients[0]) > DIFFERENT
+
+
+class WarmsUp(TrainerCallback):
+    """Turns the KL penalty on after the first step."""
+
+    trainer: Any
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.trainer.beta = 0.5 if state.global_step else 0.0
+
+
+def test_a_callback_turns_the_kl_penalty_on(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    found: dict[str, Any] = {"dtype": "float32", "rollout_func": uneven_rollout, **COMMON, "peft_config": adapter}
+    ours = train(tiny_model, tmp_path / "ours", callbacks=[WarmsUp()], compact_updates="exact", **found)
+    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, callbacks=[WarmsUp()], **found)
+    assert "kl" in plain.logs[1]
+    assert max(gaps(ours, plain)) < EXACT["float32"]
+    assert [metrics["rows_dropped"] for metrics in compact_logs(ours)] == [0.5, 0.0]
 
 
 class AdaptersInFloat32(TrainerCallback):

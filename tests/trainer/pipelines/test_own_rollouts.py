@@ -7,7 +7,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, relative_gap, train
+from tests.support import length_reward, relative_gap, train
 from tests.trainer.support import (
     EXACT,
     Doubled,
@@ -22,7 +22,6 @@ from tests.trainer.support import (
     rows_of,
     sequence_means,
 )
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
 ONE_STEP: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
@@ -111,46 +110,23 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
     assert relative_gap(doubled.gradients[0], twice) < EXACT
 
 
-def test_mixin_behind_trls_trainer_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
+@pytest.mark.slow
+def test_tensors_that_a_subclass_adds_are_whole_after_resampling(tiny_model: Path, tmp_path: Path) -> None:
+    class Targets(GRPOTrainer):
+        """Adds 30 numbers to each row, one of them the number of its tokens."""
 
-        class Wrong(Curriculum, GRPOExtMixin):
-            pass
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            batch["targets"] = batch["completion_mask"].sum(1, keepdim=True) + torch.arange(30)
+            return batch
 
-    class MoreOfOurs(GRPOExtMixin):  # a mixin of mixins is no trainer yet
-        pass
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+            assert torch.equal(inputs["targets"], inputs["completion_mask"].sum(1, keepdim=True) + torch.arange(30))
+            return super().compute_loss(model, inputs, *arguments, **keywords)
 
-    assert issubclass(on_top(Curriculum), GRPOExtTrainer)
+        def get_train_dataloader(self) -> Any:
+            return super().get_train_dataloader()
 
-
-class Particular(GRPOTrainer):
-    """Takes keywords alone, fewer than TRL, one of its own; and puts its own reward in front."""
-
-    def __init__(self, *, model: Any, reward_funcs: Any, args: Any, train_dataset: Any, strength: float, **more: Any):
-        self.strength = strength
-        assert not {"eval_dataset", "processing_class"} & more.keys()
-
-        def own(completions: list[Any], **columns: Any) -> list[float]:
-            return [strength] * len(completions)
-
-        super().__init__(model, [own, *reward_funcs], args, train_dataset, **more)
-
-
-def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_path: Path) -> None:
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    more = [{"name": "soft_overlong", "max_completion_length": 8, "cache": 4, "weight": 3.0}]
-    given: dict[str, Any] = {"model": str(tiny_model), "args": arguments(tmp_path, rewards=more)}
-    trainer = mixed(Particular)(reward_funcs=rewards, train_dataset=prompts(), strength=2.0, **given)
-    assert trainer.strength == 2.0
-    assert trainer.reward_func_names == ["own", "think_format", "tag_format", "soft_overlong"]
-    assert trainer.reward_weights.tolist() == [1.0, 0.25, 0.5, 3.0]
-
-
-def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    class Replaces(GRPOTrainer):
-        def __init__(self, model: Any, reward_funcs: Any, args: Any, **more: Any) -> None:
-            super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
-
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    with pytest.raises(ConfigurationError):
-        mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
+    resample = {"filter": "signal", "max_rounds": 2}
+    with pytest.warns(UserWarning, match="get_train_dataloader of MineTargets is not asked"):
+        assert train(tiny_model, tmp_path, mixed(Targets), resample=resample, max_steps=1).gradients

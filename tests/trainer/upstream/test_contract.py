@@ -12,20 +12,17 @@ import textwrap
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import accelerate.utils
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
-from trl.kernels import chunked_logprob
 
 import trl_grpo_ext
 from tests.support import arguments, length_reward, prompts, scripted_rollout
-from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtMixin
 from trl_grpo_ext.errors import UpstreamError
-from trl_grpo_ext.trainer.upstream import acting, contract
+from trl_grpo_ext.trainer.upstream import contract
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 UPSTREAM = "trainer/upstream/"
@@ -99,12 +96,6 @@ def test_what_is_lost_is_named(trained: Any, monkeypatch: pytest.MonkeyPatch) ->
     batch = {key: value for key, value in trained.kept_batches[0].items() if key != "completion_mask"}
     with pytest.raises(UpstreamError, match="completion_mask"):
         contract.check_batch(batch)
-
-
-def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
-    with pytest.raises(UpstreamError, match="_calculate_rewards"):
-        GRPOExtTrainer(str(tmp_path / "no model"), length_reward, arguments(tmp_path), train_dataset=prompts())
 
 
 def test_versions_that_are_refused_warned_of_and_silent() -> None:
@@ -204,25 +195,3 @@ def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
     ours = {name for name in vars(GRPOExtMixin) if not name.startswith("__")} - contract.METHODS.keys()
     assert "loss_aggregation" in ours
     assert not ours & of_trl(trained)
-
-
-def test_head_in_tiles_is_the_same() -> None:
-    class Products(TorchDispatchMode):
-        rows: ClassVar[list[int]] = []
-
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.rows += [args[0].size(0)] if "mm.out" in str(function) else []
-            return function(*args, **(kwargs or {}))
-
-    head, generator = chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
-    states, weight = torch.randn(500, 8, generator=generator), torch.randn(30, 8, generator=generator)
-    found = []
-    for device, tokens in (("meta", [500, 500]), ("cpu", [240, 240, 20] * 2)):
-        leaves = states.clone().requires_grad_(), weight.clone().requires_grad_()
-        with acting.small_head_tiles(torch.device(device)), Products() as products:
-            products.rows = []
-            head.apply(*leaves, None, torch.arange(500) % 30, 1.0, 32_768)[0].square().sum().backward()
-        assert products.rows == tokens  # forward and backward
-        found.append([leaf.grad for leaf in leaves])
-    for one, other in zip(*found, strict=True):  # sums in another order: rounding is relative to the largest
-        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6 * float(other.abs().max()))

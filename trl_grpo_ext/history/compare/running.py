@@ -23,12 +23,11 @@ from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
+from ...types import Forward, RewardDeclaration, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, tensor_of
 from .selections import LoadedSelection, RewardSource, check_weights
 
-EPSILON = 1e-4
-"""TRL adds this to a standard deviation before dividing."""
+EPSILON = 1e-4  # TRL adds this to a standard deviation before dividing
 
 
 @dataclass(frozen=True)
@@ -229,9 +228,14 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
                 "log_metric": lambda name, value: None,
             },
         )
-    except (RewardError, PluginOutputError, PluginRunError) as error:
-        advice = " The columns of a data set come with --dataset." if "needs the column" in str(error) else ""
-        raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
+    except RewardError as error:
+        reference = RewardDeclaration.of(source.function).reference_column
+        if reference is None or reference in columns:
+            raise RewardError(f"{selection}, {batch.where}: {error}") from error
+        what = f"{selection}: the reward {source.name!r} needs the data set's column {reference!r}"
+        raise ConfigurationError(f"{what}. Name a file with it and the prompts: --dataset.") from error
+    except (PluginOutputError, PluginRunError) as error:
+        raise type(error)(f"{selection}, {batch.where}: {error}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")

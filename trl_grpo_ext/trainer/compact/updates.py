@@ -37,12 +37,15 @@ class Freedom:
     any_count: bool  # micro-batches may have any number of rows
 
 
-def freedom_of(terms: Sequence[Term], divides_by: str) -> Freedom:
-    """What is exact in a run, by the terms of its loss and what of a micro-batch their reduction divides by."""
+def freedom_of(terms: Sequence[Term], divides_by: str, *, own_batches: bool) -> Freedom:
+    """What is exact in a run, by the terms of its loss and what of a micro-batch their reduction divides by.
+
+    With `own_batches` a class of the user's may do to a micro-batch what depends on all of its rows.
+    """
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = any(term.unscaled for term in terms)
     together = divides_by == "losses" or (divides_by == "tokens" and unscaled)
-    sort = not together and not any(term.mixes_rows for term in terms)
+    sort = not own_batches and not together and not any(term.mixes_rows for term in terms)
     drop = not any(term.acts_without_advantage for term in terms)
     counts = divides_by != "nothing" and unscaled
     return Freedom(sort=sort, drop=sort and drop, any_count=sort and not counts)
@@ -52,7 +55,7 @@ def freedom_of(terms: Sequence[Term], divides_by: str) -> Freedom:
 class CompactUpdates:
     """Plans the micro-batches of `compact_updates: exact`."""
 
-    freedom: Freedom
+    freedom: Callable[[], Freedom]  # read at each plan, because callbacks may change the loss
     facts: RunFacts
     loss_type: str | None  # None if the reduction is not TRL's
     packing: Packing | None
@@ -60,16 +63,9 @@ class CompactUpdates:
     log: Callable[[dict[str, float]], None]
 
     def __post_init__(self) -> None:
-        logger.info("compact_updates: %s", self.freedom)
+        logger.info("compact_updates: %s", self.freedom())
         self._image_token = image_token_of(self.policy()[1])
         self._trials = Trials(self.packing, self.policy, self.facts)
-        self._planned: list[dict[str, Any]] = []
-
-    def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
-        if micro_batches is not self._planned:
-            self._planned = self._replan(micro_batches, precision)
-        return self._planned
 
     def _tables(self, micro_batches: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.int64], Exact]:
         """Of all ranks `(R, N, 7)`: rows with two lengths, kind, group, two widths, images of tools; what is exact."""
@@ -98,8 +94,9 @@ class CompactUpdates:
         exact = self._trials.of(rows, spans, fits=fits)
         return tables_R_N_7, replace(exact, packed=exact.packed and fits)
 
-    def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        freedom = self.freedom
+    def plan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        """Rearrange TRL's micro-batches."""
+        freedom = self.freedom()
         rank = self.facts.rank
         count = len(micro_batches)
         # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
@@ -197,7 +194,7 @@ def updates_of(
     trainer: Any,
     facts: RunFacts,
     plugins: SelectedPlugins,
-    freedom: Freedom,
+    freedom: Callable[[], Freedom],
     policy_logps: Callable[..., Any],
     log: Callable[[dict[str, float]], None],
     *,

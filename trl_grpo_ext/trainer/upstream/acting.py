@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +32,19 @@ def attributes(owner: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
+
+
+@contextmanager
+def lent(owner: Any, **values: Any) -> Iterator[None]:
+    """The same, but what a class or a reward of the user's sets inside stays."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in [name for name, value in values.items() if getattr(owner, name) is value]:
+            setattr(owner, name, before[name])
 
 
 def small_head_tiles(device: torch.device) -> AbstractContextManager[None]:
@@ -70,16 +83,16 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tensor | None], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
-    names = trainer.reward_func_names
-    functions = trainer.reward_funcs
-    weights = trainer.reward_weights
+    with ExitStack() as shown:
 
-    def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
-        trainer.reward_func_names = [*names, *added]
-        trainer.reward_funcs = [*functions, *[None] * len(added)]
-        trainer.reward_weights = weights if weights_K is None else weights_K
+        def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
+            shown.close()
+            if weights_K is not None:
+                names = [*trainer.reward_func_names, *added]
+                functions = [*trainer.reward_funcs, *[None] * len(added)]
+                columns = {"reward_func_names": names, "reward_funcs": functions, "reward_weights": weights_K}
+                shown.enter_context(lent(trainer, **columns))
 
-    with attributes(trainer, reward_func_names=names, reward_funcs=functions, reward_weights=weights):
         yield more
 
 
@@ -122,20 +135,6 @@ def show_mean_advantages(trainer: Any, row_ids: Sequence[int], means: Sequence[f
     for row_id, mean in zip(row_ids, means, strict=True):
         if (row := row_id - row_count + len(table)) >= 0:  # else it has left the table
             table[row] = mean
-
-
-def rearrange_micro_batches(
-    trainer: Any, rearrange: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-) -> dict[str, Any]:
-    """Rearrange the micro-batches that TRL has buffered, and return the one that is due."""
-    trainer._buffered_inputs = rearrange(trainer._buffered_inputs)
-    due: dict[str, Any] = trainer._buffered_inputs[trainer._step % len(trainer._buffered_inputs)]
-    return due
-
-
-def micro_batches_of(trainer: Any, due: dict[str, Any], training: bool) -> list[dict[str, Any]]:
-    """All micro-batches of the generation batch at hand; an evaluation has one, which is due."""
-    return list(trainer._buffered_inputs) if training else [due]
 
 
 def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> Any:

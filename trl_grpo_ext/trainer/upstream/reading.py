@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from ...credit.flow import TRL_REDUCTIONS
@@ -60,7 +62,6 @@ class RunFacts(RankFacts):
         self.reward_names = tuple(trainer.reward_func_names)
         self.num_generations: int = trainer.num_generations
         self.num_generations_eval: int = trainer.num_generations_eval
-        self.max_completion_length: int = trainer.max_completion_length
         self.accumulation = int(args.gradient_accumulation_steps)  # micro-batches of an optimizer step
         self.steps_per_generation = int(args.steps_per_generation)  # micro-batches of a generation batch
         self.rows_per_pass = int(args.per_device_train_batch_size)
@@ -83,6 +84,7 @@ class Progress:
     step: int  # optimizer steps done
     accumulation: int = 1  # micro-batches of the optimizer step at hand
     steps_per_generation: int = 1  # micro-batches of the generation batch at hand
+    max_completion_length: int = 0  # in tokens; a callback may raise it as the run goes on
     precision: torch.dtype = torch.float32  # of the loss: float32, unless the policy has more
 
 
@@ -93,6 +95,7 @@ def progress_of(trainer: Any) -> Progress:
         step=trainer.state.global_step,
         accumulation=int(trainer.current_gradient_accumulation_steps) if training else 1,
         steps_per_generation=int(trainer.args.steps_per_generation) if training else 1,
+        max_completion_length=trainer.max_completion_length,
         precision=torch.promote_types(torch.float32, trainer.model.dtype),
     )
 
@@ -105,6 +108,11 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     if len(sampler()) < args.generation_batch_size * args.num_iterations * args.steps_per_generation:
         prompts = int(args.generation_batch_size) // int(args.num_generations)
         raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
+    if getattr(trainer.get_train_dataloader, "__func__", None) is not GRPOTrainer.get_train_dataloader:
+        what = (
+            f"Prompts are drawn from train_dataset, and get_train_dataloader of {type(trainer).__name__} is not asked"
+        )
+        warnings.warn(f"{what}. If it deals other rows, put them into train_dataset.", stacklevel=2)
     return rows, sampler
 
 
@@ -190,7 +198,7 @@ def reduction_weights(
         "token_mean_local": mask_B_T.sum().clamp(min=1.0) * accumulation,
         "seq_mean_token_mean": mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) * rows,
         "seq_mean_token_sum": rows,
-        "constant_length": rows * facts.max_completion_length,
+        "constant_length": rows * progress.max_completion_length,
     }
     weights_B_T: torch.Tensor = mask_B_T / divisors[TRL_REDUCTIONS[loss_type]]
     return weights_B_T

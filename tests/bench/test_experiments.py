@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench import experiments, study
 from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 each = pytest.mark.parametrize("name", list(EXPERIMENTS))
 
