@@ -71,22 +71,24 @@ def main() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             runs = load_runs(train_thousand(save_tiny_model(folder / "model"), folder))
         begun = time.perf_counter()
-        written = write_page(runs, folder / "report.html")
+        page = folder / "report.html"
+        write_page(runs, page)
         wrote = time.perf_counter() - begun
+        size = page.stat().st_size
         seconds = []
         with browser(Path(name) / "profile") as driver:
             version = driver.capabilities["browserVersion"]
-            index = open_index(driver, written.path)
+            index = open_index(driver, page)
             for _ in range(rounds):
                 driver.get("about:blank")
-                open_page(driver, written.path)
+                open_page(driver, page)
                 seconds.append(float(driver.execute_script(MARK)))
             console = driver.get_log("browser")
     lengths = [length for run in index["runs"] for step in run["steps"] for length in step["length"]]
     sys.stdout.write(
         f"{machine()}, Chromium {version}\n"
         f"{len(lengths)} completions, {statistics.mean(lengths):.0f} tokens on average; "
-        f"written in {wrote:.1f} s, {written.bytes / 1e6:.1f} MB\n"
+        f"written in {wrote:.1f} s, {size / 1e6:.1f} MB\n"
         f"usable after {statistics.median(seconds):.2f} s (median of {rounds}, "
         f"{min(seconds):.2f} to {max(seconds):.2f}); {len(console)} messages on the console\n"
     )

@@ -40,8 +40,10 @@ def main() -> None:
         folder = chosen.folder or Path(name)
         for run in RUNS:
             train(folder / run, run, 1, ["--max_steps", "20"])
-        page = write_page(load_runs([folder / run for run in RUNS]), folder / "report.html").path
-        hostile = write_page(load_runs([write_hostile_run(Path(name) / "hostile")]), folder / "hostile.html").path
+        page = folder / "report.html"
+        write_page(load_runs([folder / run for run in RUNS]), page)
+        hostile = folder / "hostile.html"
+        write_page(load_runs([write_hostile_run(Path(name) / "hostile")]), hostile)
         with browser(Path(name) / "profile") as driver:
             take(driver, page, hostile, chosen.into)
 

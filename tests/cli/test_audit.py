@@ -124,6 +124,10 @@ def test_audit_command(files: Path) -> None:
     for words in (["think_format"], ["gsm8k_accuracy", "--reference", "solution"]):
         refused = invoke("audit", files / "good.jsonl", "--reward", *words)
         assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)
+    (files / "time.jsonl").write_text('{"answer": "12:30"}\n{"answer": "12"}\n', encoding="utf-8")
+    time = invoke("audit", files / "time.jsonl", "--reward", "gsm8k_accuracy").out
+    assert "read in full: 1\n  row 1, " in time
+    assert "unparseable_reference: 1 (50.00%)\n  row 0, " in time
     (files / "mixed.jsonl").write_text('{"prompt": "?"}\n{"answer": "#### 3"}\n', encoding="utf-8")
     mixed = invoke("audit", files / "mixed.jsonl", "--reward", "gsm8k_accuracy", "--json")
     assert [finding["row"] for finding in json.loads(mixed.out)["findings"]] == [0]  # which has no answer

@@ -250,6 +250,31 @@ def test_no_forgery_is_worth_anything(shape: str) -> None:
 WORTH_NOTHING = {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.DIED, Outcome.TIMEOUT, Outcome.REFUSED}
 
 
+def test_objects_of_a_library_cannot_be_judged_by_their_class() -> None:
+    code = "import pandas as pd, re\ndef f(n): return pd.DataFrame({'a': range(n)})\ndef g(df): return df['a'].sum()\n"
+    code += "def h(): return re.compile('a')\ndef k(n): return [n]\nclass M: pass\nM.__name__ = 'Mapping'\n"
+    code += "M.__module__ = 'collections.abc'"
+    own = "pd.DataFrame({'a': range(3)})"
+    tests = {
+        "assert isinstance(f(3), pd.DataFrame)": Outcome.UNPARSEABLE,
+        "import unittest\nclass T(unittest.TestCase):\n  def test_f(self):\n"
+        "    self.assertIsInstance(f(3), pd.DataFrame)": Outcome.UNPARSEABLE,
+        f"assert f(3).equals({own})": Outcome.UNPARSEABLE,
+        f"pd.testing.assert_frame_equal(f(3), {own})": Outcome.UNPARSEABLE,
+        f"assert g({own}) == 3": Outcome.UNPARSEABLE,
+        "import re\nassert isinstance(h(), re.Pattern)": Outcome.UNPARSEABLE,
+        # What is data, or says that it is of a class that may be, decides.
+        "assert f(3).shape == (3, 1)": Outcome.RIGHT,
+        "assert f(3).shape == (3, 2)": Outcome.WRONG,
+        "assert f(3) == 3": Outcome.WRONG,
+        "assert isinstance(k(3), pd.DataFrame)": Outcome.WRONG,
+        "from collections import abc\nassert isinstance(M(), abc.Mapping)": Outcome.WRONG,
+    }
+    columns = {"completions": [fence(code)] * len(tests), "tests": [f"import pandas as pd\n{test}" for test in tests]}
+    found = PythonTests(memory_mb=2048, timeout=30.0).judge(**columns)
+    assert dict(zip(tests, (one.outcome for one in found), strict=True)) == tests
+
+
 def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     tests = ["import math", "x = 3", "assert f(2) == x", "assert f(3) == 0"]
     [one] = PythonTests(partial=True).judge(completions=[fence("def f(n): return 3")], tests=[tests])

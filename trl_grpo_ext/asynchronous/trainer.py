@@ -115,7 +115,6 @@ class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):
 
 
 def refuse(plugins: SelectedPlugins) -> None:
-    """Refuse what cannot act in the asynchronous trainer."""
     estimates = any(role_of(hook) == "estimator" for hook in plugins.hooks)
     for plugin in plugins.needing_logps:
         declared: Any = Declaration.of(plugin)

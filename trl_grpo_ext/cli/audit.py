@@ -250,9 +250,9 @@ def _print_audit(found: Audit) -> None:
         console.print(f"read with text left over: {len(cut):,} of {len(found.read):,} different references")
         lines = [f"row {one.row}, {one.reference}: {shown(one.read_as)}, without {shown(one.left_over)}" for one in cut]
         _print_some(lines)
-        whole = [f"row {one.row}, {one.reference}: {shown(one.read_as)}" for one in found.read if not one.left_over]
+        whole = [one for one in found.read if one.read_as and not one.left_over]
         console.print(f"read in full: {len(whole):,}")
-        _print_some(whole)
+        _print_some([f"row {one.row}, {one.reference}: {shown(one.read_as)}" for one in whole])
     for problem, count in found.counts().items():
         console.print(f"{problem}: {count:,} ({count / found.rows:.2%})", style="bold red")
         of_kind = [one for one in found.findings if one.problem == problem]

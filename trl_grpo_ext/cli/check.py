@@ -18,7 +18,6 @@ from ..testing import Report, check
 from .console import KIND_HELP, of_distribution, paragraph
 
 _MOST_ROWS = 8
-
 _SELECTION = "A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'."
 _DISTRIBUTION = "Check every plugin of this distribution."
 _COLUMNS = 'The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'

@@ -20,8 +20,7 @@ from ..guard.untrusted import printable
 if TYPE_CHECKING:
     from ..history.compare import Comparison, Gradients
 
-_SAME = 0.0005
-"""Shares below this print as 0.0%."""
+_SAME = 0.0005  # shares below this print as 0.0%
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 _COMPLETIONS = "A run's output_dir with token records, or a file of them; with --model also JSON Lines of texts."

@@ -38,7 +38,6 @@ def list_command(
 
 
 def _print(entries: list[Entry], console: Console) -> None:
-    """Print a few lines for each plugin, which fit any width."""
     for kind in dict.fromkeys(entry.info.kind for entry in entries):
         of_kind = [entry for entry in entries if entry.info.kind == kind]
         console.print(Text(f"{PLURALS[kind].capitalize()} ({len(of_kind)})", style="bold"))

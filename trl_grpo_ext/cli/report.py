@@ -28,9 +28,8 @@ def report_command(
     from ..history.report.page import write_page
 
     page = out or runs[0] / _PAGE
-    written = write_page(load_runs(runs), page, limit=limit)
-    results().print(escape(f"{page} ({written.bytes / 2**20:.1f} MB)"), soft_wrap=True)
-    notes = [*written.notes]
+    notes = write_page(load_runs(runs), page, limit=limit)
+    results().print(escape(f"{page} ({page.stat().st_size / 2**20:.1f} MB)"), soft_wrap=True)
     if open_ and not webbrowser.open(page.resolve().as_uri()):
         notes.append(f"No browser started; open {page} yourself.")
     for note in notes:

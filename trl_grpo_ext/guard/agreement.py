@@ -25,8 +25,7 @@ from .. import errors
 from ..errors import EngineError, PluginOutputError, PluginRunError, TRLGRPOExtError
 
 _DEATH_SECONDS = 2.0
-_PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)
-"""What backends say when the process at the other end is gone."""
+_PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)  # what backends say of a dead process
 
 
 def _gather_objects(one: Any) -> list[Any]:

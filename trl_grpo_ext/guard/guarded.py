@@ -78,9 +78,6 @@ class Guarded:
         task = functools.partial(_score, reward, label)
         self._pool = WorkerPool(task, workers=workers, memory_mb=memory_mb, name=label) if in_workers else None
 
-    def __repr__(self) -> str:
-        return f"Guarded({self.__name__})"
-
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, if any, as `load_rewards` does."""
         if self._pool is not None:

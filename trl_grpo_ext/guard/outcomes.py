@@ -16,12 +16,9 @@ from .parameters import checked_number
 
 __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
-OUTCOME_SUFFIX = "_outcome"
-"""Appended to a reward's name, the column of its outcomes in TRL's table."""
+OUTCOME_SUFFIX = "_outcome"  # appended to a reward's name, the column of its outcomes in TRL's table
 RAISE: Literal["raise"] = "raise"
-Consequence = float | None | Literal["raise"]
-"""What an outcome becomes."""
-
+Consequence = float | None | Literal["raise"]  # what an outcome becomes
 _LONGEST_SHOWN = 200
 _LONGEST_SAID = 2000
 

@@ -5,8 +5,7 @@ import sys
 
 from rich.console import Console
 
-PIPED_WIDTH = 200
-"""Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
+PIPED_WIDTH = 200  # without COLUMNS: a pipe has no edge, so lines are not folded at 80
 
 
 def results() -> Console:

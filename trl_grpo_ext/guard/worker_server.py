@@ -22,11 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-HEADER = struct.Struct("!QQ")
-"""Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
+HEADER = struct.Struct("!QQ")  # before each job and reply: a serial number, which the reply repeats, and the length
 COMMAND = struct.Struct("!Q")  # what the parent sends to the server: `FORK`, or the pid of a worker to kill
 FORK = 0
-
 LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG = 1  # of Linux' prctl
 _SET_CHILD_SUBREAPER = 36

@@ -388,15 +388,13 @@ class _Worker:
         return self.sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def is_quiet(self) -> bool:
-        """Whether it is alive and has sent nothing."""
         poll = select.poll()
         poll.register(*self.watched())
         return not poll.poll(0) and _cpu_seconds(self.pid) is not None
 
     def advance(self) -> Done | None:
         """Write and read what is possible without waiting; the result once it is there."""
-        # Not alive once the server has collected it, also where a process that it started holds the socket open. Asked
-        # before reading: what it wrote before it died counts.
+        # Asked before reading, as what it wrote before it died counts; a process that it started may hold the socket.
         alive = _cpu_seconds(self.pid) is not None
         self._write()
         try:

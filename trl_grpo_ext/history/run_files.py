@@ -17,14 +17,10 @@ from ..errors import ConfigurationError
 from ..guard.untrusted import one_line
 from ..records.token_records import FOLDER
 
-RECORDS = FOLDER
-COMPLETIONS = "completions"
-"""Where the recorder and TRL write completions, inside the output_dir."""
-
+RECORDS = FOLDER  # where the recorder writes them, inside the output_dir
+COMPLETIONS = "completions"  # where TRL writes completions
 Columns = dict[str, list[Any]]
-Say = Callable[[str], None]
-"""Takes one sentence on what is missing or how a file was read."""
-
+Say = Callable[[str], None]  # takes one sentence on what is missing or how a file was read
 _STEP = re.compile(r"(?:step|completions)_(\d{1,12})\.parquet")
 
 
@@ -88,7 +84,6 @@ def _values(chunks: Any) -> list[Any]:
 
 
 def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
-    """Some rows of every column, in the order given."""
     return {name: [values[row] for row in rows] for name, values in columns.items()}
 
 

@@ -21,8 +21,7 @@ from ..guard.untrusted import read_settings
 __all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
 ENGINES = ("one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
-_SHARDED = ("zero3", "fsdp1", "fsdp2")
-"""Engines in which no rank holds all parameters."""
+_SHARDED = ("zero3", "fsdp1", "fsdp2")  # engines in which no rank holds all parameters
 
 
 @dataclass(frozen=True)
@@ -40,21 +39,16 @@ def launched_engine(environment: Mapping[str, str] | None = None, args: Any = No
     env = os.environ if environment is None else environment
     deepspeed = getattr(args, "deepspeed", None)
     if str_to_bool(env.get("ACCELERATE_USE_DEEPSPEED", "false")) or deepspeed is not None:
-        return f"zero{_stage(env, deepspeed)}"
+        file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if deepspeed is None else deepspeed
+        if not file or str(file).lower() == "none":
+            return f"zero{env.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+        settings = file if isinstance(file, Mapping) else read_settings(file)
+        return f"zero{settings.get('zero_optimization', {}).get('stage', 0)}"
     if str_to_bool(env.get("ACCELERATE_USE_FSDP", "false")):
         return f"fsdp{env.get('FSDP_VERSION', '1')}"
     if getattr(args, "fsdp", None):
         return None
     return "ddp" if int(env.get("WORLD_SIZE", "1")) > 1 else "one_process"
-
-
-def _stage(env: Mapping[str, str], deepspeed: Any) -> int:
-    file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if deepspeed is None else deepspeed
-    if not isinstance(file, Mapping):
-        if not file or str(file).lower() == "none":
-            return int(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-        file = read_settings(file)
-    return int(file.get("zero_optimization", {}).get("stage", 0))
 
 
 def check_launch(
@@ -81,15 +75,11 @@ def check_launch(
     nodes = int(env.get("GROUP_WORLD_SIZE", "1"))
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != processes:
-        found.append(
-            f"The launcher started {started} processes, but each would run alone, as {processes}. To run on the CPU, "
-            "pass --use_cpu to this script; use_cpu in the launch file is not enough."
-        )
+        what = f"The launcher started {started} processes, but each would run alone, as {processes}"
+        found.append(f"{what}. To run on the CPU, pass --use_cpu to this script, not in the launch file alone.")
     elif slurm_nodes > nodes and "GROUP_WORLD_SIZE" in env:
-        found.append(
-            f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each. "
-            "Give each node's launcher --num_machines, its own --machine_rank and the first node's --main_process_ip."
-        )
+        what = f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each"
+        found.append(f"{what}. Give each --num_machines, its own --machine_rank and one --main_process_ip.")
     if engine is not None and expected.engine not in (None, engine):
         found.append(f"The settings were made for engine {expected.engine}, but the launch is {engine}: change one.")
     if expected.processes not in (None, processes):
@@ -98,10 +88,8 @@ def check_launch(
     apart = engine in ("fsdp1", "fsdp2") and state.distributed_type in (DistributedType.MULTI_CPU, DistributedType.NO)
     if apart or (divided and str_to_bool(env.get("ACCELERATE_USE_CPU", "false"))):
         what = "one process" if processes == 1 else "DDP"
-        found.append(
-            f"The launcher was asked to start {engine}, but Accelerate runs {what} in its place: because of "
-            "ACCELERATE_USE_CPU=true (use_cpu in the launch file), or of FSDP on the CPU or with one process."
-        )
+        why = "ACCELERATE_USE_CPU=true (use_cpu in the launch file), or FSDP on the CPU or with one process"
+        found.append(f"The launcher was asked for {engine}, but Accelerate runs {what} in its place, because of {why}.")
     _raise(found)
 
 
@@ -156,11 +144,10 @@ def differences(expected: ExpectedRun, run: Mapping[str, Any]) -> list[str]:
     # Half way between the even share and everything: uneven rows and small layers kept whole stay far below it.
     all_of_it = run["parameters"]
     if engine in _SHARDED and processes > 1 and run["parameters_here"] > (all_of_it + all_of_it / processes) / 2:
-        found.append(
-            f"{engine} was to shard the parameters over {processes} processes, but this one holds "
-            f"{run['parameters_here']:,} of {all_of_it:,}. With 4-bit weights set bnb_4bit_quant_storage to the dtype; "
-            "with ZeRO-3 a model this small is below stage3_param_persistence_threshold."
-        )
+        what = f"{engine} was to shard the parameters over {processes} processes"
+        held = f"this one holds {run['parameters_here']:,} of {all_of_it:,}"
+        advice = "Set bnb_4bit_quant_storage to the dtype, or lower stage3_param_persistence_threshold"
+        found.append(f"{what}, but {held}. {advice}.")
     if expected.bits not in (None, run["bits"]):
         got = f"{run['quantised_layers']} layers of {run['bits']} bits"
         found.append(f"{expected.bits}-bit weights were asked for (0: not quantised); the model has {got}.")
@@ -232,6 +219,5 @@ def _dtype_of(model: torch.nn.Module) -> str:
 
 
 def _raise(problems: Sequence[str]) -> None:
-    """Raise all of them in one error, without duplicates."""
     if problems:
         raise EngineError(" ".join(dict.fromkeys(problems)))

@@ -114,7 +114,6 @@ def _is_function(exported: Any) -> bool:
 
 
 def describe(plugin: Any) -> str:
-    """Describe an object in words, for messages."""
     if inspect.isroutine(plugin):
         return f"the function {getattr(plugin, '__qualname__', plugin)}"
     return f"an object of type {type(plugin).__qualname__}"

@@ -31,18 +31,14 @@ _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__ca
 
 @dataclass(frozen=True)
 class Entry:
-    """A plugin in the list: its state, why, and the first sentence of its docs.
-
-    The state is "ready", "blocked", "ambiguous" or "no module"; "ready" is no promise: an import may fail.
-    """
+    """A plugin in the list."""
 
     info: PluginInfo
-    state: str
-    detail: str
-    summary: str
+    state: str  # "ready" (no promise: an import may fail), "blocked", "ambiguous" or "no module"
+    detail: str  # why
+    summary: str  # the first sentence of its docs
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
         return {**self.info.plain(), "state": self.state, "detail": self.detail, "summary": self.summary}
 
 
@@ -113,7 +109,6 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is None
 
     def __str__(self) -> str:
@@ -123,17 +118,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class PluginDocs:
-    """All about a plugin. `form` is class, function, instance or unknown; `columns` are those a reward names.
-
-    `parameters` are those that a selection may set; `state` may also be "broken", if importing it failed.
-    """
+    """All about a plugin."""
 
     info: PluginInfo
-    state: str = "ready"
+    state: str = "ready"  # as an `Entry`'s, or "broken", if importing it failed
     detail: str = ""
-    form: str = "unknown"
-    parameters: tuple[Parameter, ...] = ()
-    columns: tuple[str, ...] = ()
+    form: str = "unknown"  # or class, function, instance
+    parameters: tuple[Parameter, ...] = ()  # those that a selection may set
+    columns: tuple[str, ...] = ()  # those that a reward names
     declares: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
     doc: Docstring = field(default_factory=Docstring)
@@ -151,7 +143,6 @@ class PluginDocs:
         return example(self.info.kind, name, self.parameters)
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
         parameters = [
             {key: getattr(one, key) for key in ("name", "type", "required", "default")}
             | {"doc": self.doc.parameters.get(one.name, "")}

@@ -143,7 +143,6 @@ class Installed:
 
 
 def scan() -> Installed:
-    """Read all entry points."""
     found = set()
     by_name = dict(installed_distributions())
     for key, distribution in by_name.items():

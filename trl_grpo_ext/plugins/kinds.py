@@ -26,7 +26,6 @@ class KindFacts:
 
     @property
     def label(self) -> str:
-        """The kind in words."""
         return self.kind.replace("_", " ")
 
     @property
@@ -128,5 +127,4 @@ def kind_of(word: str) -> Kind:
 
 
 def with_article(kind: Kind) -> str:
-    """The kind in words, with its article."""
     return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"

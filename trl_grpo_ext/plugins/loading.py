@@ -47,17 +47,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loaded:
-    """A usable plugin. `info` and `selection` are None for an object that was passed in already built.
-
-    `own` means that the object was made for this selection, so nothing else refers to it. `inner` lists the plugins
-    that its parameters select, each with its place, such as `rewards[0]`.
-    """
+    """A usable plugin. `info` and `selection` are None for an object that was passed in already built."""
 
     object: Any
     info: PluginInfo | None = None
     selection: Selection | None = None
-    own: bool = False
-    inner: tuple[tuple[str, Loaded], ...] = ()
+    own: bool = False  # whether the object was made for this selection, so that nothing else refers to it
+    inner: tuple[tuple[str, Loaded], ...] = ()  # plugins that its parameters select, with places such as `rewards[0]`
 
 
 class LoadedList(list[Any]):
@@ -75,14 +71,12 @@ class LoadedList(list[Any]):
 
     @classmethod
     def from_loaded(cls, sources: Sequence[Loaded]) -> LoadedList:
-        """The list of these plugins' objects, in order."""
         made = LoadedList(item.object for item in sources)
         made._sources = sources
         return made
 
     @classmethod
     def join(cls, *lists: list[Any]) -> LoadedList:
-        """Concatenate lists."""
         return cls.from_loaded([item for plugins in lists for item in with_origin(plugins)])
 
 
@@ -128,11 +122,7 @@ class RewardList(LoadedList):
 
 
 def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
-    """Import, build and check one plugin. An object that is already built is only checked.
-
-    Args:
-        kind: One of `KINDS`.
-        selection_or_object: What `parse_selection` reads, or an object of that kind.
+    """Import, build and check one plugin that a selection names; an object that is already built is only checked.
 
     Raises:
         BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.
@@ -270,10 +260,7 @@ def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
 def _with_selected(
     info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
 ) -> dict[str, Any]:
-    """Load the plugins that parameters select (`takes` of the declaration), and add them to `inner`.
-
-    A list of rewards becomes a `RewardList` with weights; a mapping without a `name` maps keys to selections.
-    """
+    """Load the plugins that parameters select (`takes` of the declaration), and add them to `inner`."""
     kind = info.kind
     takes = Declaration.of(exported).takes if isinstance(exported, type) else ()
     if not takes:

@@ -52,9 +52,7 @@ def own_keys(kind: Kind) -> tuple[str, ...]:
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
     """Read one entry of a selection. Only parses: the plugin need not exist.
 
-    Args:
-        kind: One of `KINDS`. Only a reward may have a weight.
-        value: `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
+    It is `name`, `dist:name`, `pkg.mod:attr`, a mapping with a `name`, or such a mapping as a YAML flow string.
 
     Raises:
         ConfigurationError: The value is none of these; the message shows it.
@@ -102,7 +100,6 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter with its inner selections made plain."""
     if isinstance(value, Selection):
         return value.plain()
     if isinstance(value, Mapping):

@@ -24,18 +24,13 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 
-UNFINISHED = "_unfinished_checkpoint"
-"""The folder in `output_dir` in which checkpoints lie while they are written."""
-
-REPLACED = "replaced"
-"""In it, a checkpoint that another one of the same step is about to replace."""
-
+UNFINISHED = "_unfinished_checkpoint"  # in `output_dir`: checkpoints lie there while they are written
+REPLACED = "replaced"  # in it: a checkpoint that another one of the same step is about to replace
 STATE = "trainer_state.json"
 MOST_BYTES = 50_000_000
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SHARDED = ("pytorch_model_fsdp", "optimizer")
-"""Beginnings of the folders that FSDP with `SHARDED_STATE_DICT` writes, each with a `.metadata`."""
+_SHARDED = ("pytorch_model_fsdp", "optimizer")  # beginnings of the folders that FSDP writes, each with a `.metadata`
 _READ = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json")
 _CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
 _RNG_STATE = re.compile(r"^rng_state_(\d+)\.pth$")

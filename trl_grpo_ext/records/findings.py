@@ -26,25 +26,20 @@ from .manifest import Manifest
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
 
-SHORTEST_RUN = 8
-SHORTEST_METRIC = 4
-"""Fewest log entries of training, and fewest points of a metric, that can have a finding."""
-SIGMAS = 4.0
-"""Standard errors by which a change must exceed noise."""
-LARGE_FALL = 0.2
-"""Least fall, relative to the largest of the values compared."""
+SHORTEST_RUN = 8  # fewest log entries of training that can have a finding
+SHORTEST_METRIC = 4  # fewest points of a metric
+SIGMAS = 4.0  # standard errors by which a change must exceed noise
+LARGE_FALL = 0.2  # least fall, relative to the largest of the values compared
 _PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
 _IDLE = {
     "part_missing": "no completion has",
     "part_never_right": "no completion scores in",
     "part_always_right": "every completion scores 1 in",
 }
-NO_SIGNAL = 0.9
-TRUNCATED = 0.5
-ENTROPY_LEFT = 0.05
-FAILING = 0.05
-"""Shares: of groups, of completions, of the first entropy, of completions."""
-
+NO_SIGNAL = 0.9  # share of groups
+TRUNCATED = 0.5  # of completions
+ENTROPY_LEFT = 0.05  # of the first entropy
+FAILING = 0.05  # of completions
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "unreadable", "none")
 
 
@@ -58,7 +53,6 @@ class Finding:
     sentence: str  # what happened, with the numbers
 
     def __str__(self) -> str:
-        """One line."""
         return f"since step {self.since} {self.sentence}."
 
 
@@ -76,7 +70,6 @@ class Curve:
 
     @cached_property
     def means(self) -> Values:
-        """The means of all windows, in order."""
         means: Values = sliding_window_view(self.values, self.window).mean(axis=1) if self.steps else self.values
         return means
 
@@ -134,7 +127,6 @@ class RunFacts:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The names of all metrics."""
         return list(dict.fromkeys(key for entry in self.history for key in entry))
 
     @cached_property
@@ -145,7 +137,6 @@ class RunFacts:
 
     @cached_property
     def reward(self) -> Curve:
-        """The weighted sum that is trained on."""
         return self.curve("reward")
 
 
@@ -163,7 +154,6 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
 
 
 def findings(run: RunFacts) -> list[Finding]:
-    """The findings of a run."""
     if len(run.reward) < SHORTEST_RUN:
         return []
     return [
@@ -179,14 +169,11 @@ def findings(run: RunFacts) -> list[Finding]:
 
 
 def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
-    """The reward rises while something independent of it falls: held-out values, weight 0, the reward before shapers.
-
-    Of pass@k the smallest k counts: a large k may fall in a healthy run. The largest fall counts.
-    """
+    """The reward rises while what is independent of it falls: held-out values, weight 0, the reward before shapers."""
     names = {f"rewards/{name}/mean": f"{printable_name(name)}, which is not trained on," for name in run.untrained}
     names |= {f"eval_rewards/{name}/mean": f"held-out {printable_name(name)}" for name in run.untrained}
     at_k = sorted((int(k[1]), key) for key in run.keys if (k := re.match(r"eval_pass@(\d+)", key)))
-    names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}
+    names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}  # a large k may fall in a healthy run
     names |= {"eval_reward": "the held-out reward", "raw_reward": "the reward before shaping"}
     fallen: dict[str, Curve] = {}
     for key, metric in names.items():

@@ -43,7 +43,6 @@ class LiveLog(TrainerCallback):
                 warnings.warn(f"Token records of an earlier run stay: {error}.", stacklevel=2)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Append the new entries of the history."""
         self._write(state.log_history, "a")
 
     def _write(self, history: Sequence[dict[str, Any]], mode: str) -> None:

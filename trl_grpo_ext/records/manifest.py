@@ -59,8 +59,7 @@ class PluginRecord:
     distribution: str | None = None  # its distribution; None for the user's own module
     version: str | None = None  # that distribution's version; None if it has none
     target: str = ""  # `module:attribute` that was loaded; for an object given in Python its function or class
-    # the selected parameters, as JSON; for an object given in Python its constructor's arguments, if it keeps them
-    # under the same names; None if they are unknown
+    # the selected ones, as JSON; for an object given in Python those that it keeps; None if they are unknown
     parameters: dict[str, Any] | None = None
     weight: float | None = None  # of a reward, also of one that another reward lists; None for other plugins
     switches: dict[str, Any] = field(default_factory=dict)  # of the selection: `guard`, `skip_zero_variance`

@@ -9,14 +9,9 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-EDGE = 256
-"""Pixels of the longest edge of a copy."""
-
-MOST = 4
-"""Pictures kept of a prompt."""
-
-LARGEST = 300_000
-"""Bytes of a copy. Noise of 256 by 256 pixels takes 60,000."""
+EDGE = 256  # pixels of the longest edge of a copy
+MOST = 4  # pictures kept of a prompt
+LARGEST = 300_000  # bytes of a copy; noise of 256 by 256 pixels takes 60,000
 
 
 def copies_of(prompt: Any) -> list[bytes]:

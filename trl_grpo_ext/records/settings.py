@@ -14,16 +14,12 @@ from ..errors import ManifestError
 from .manifest import plain_mapping
 from .writing import write_atomically
 
-FILE = "trl_grpo_ext_settings.json"
-"""File name in a run's folder."""
-
+FILE = "trl_grpo_ext_settings.json"  # in a run's folder
 _COURSE = ("learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "seed")
 _BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", "num_generations")
 _SAMPLING = ("max_completion_length", "temperature")
 _LOSS = ("loss_type", "scale_rewards", "beta", "epsilon", "compact_updates")
-ALWAYS = (*_COURSE, *_BATCHES, *_SAMPLING, *_LOSS)
-"""Recorded even at their default values."""
-
+ALWAYS = (*_COURSE, *_BATCHES, *_SAMPLING, *_LOSS)  # recorded even at their default values
 NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", "accelerator_config", "token_records")
 """Settings that say nothing of what is learned."""
 
@@ -51,7 +47,6 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
-    """Write the settings atomically as JSON."""
     write_atomically(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 

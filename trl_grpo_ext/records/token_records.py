@@ -51,8 +51,7 @@ SCHEMA = pyarrow.schema(
         "parts": _STRINGS,  # the parts of its rewards that apply, as reward/part
         "part_scores": _NUMBERS,  # their scores
         "part_present": _FLAGS,  # whether each has a place in the completion
-        # for every token the part that it belongs to, by its number in `parts` (the last of several); -1 for none; null
-        # if they cannot be placed
+        # for every token its part, by the number in `parts` (the last of several); -1 for none; null if not placed
         "token_part": _INTEGERS,
         "outcomes": pyarrow.map_(pyarrow.string(), pyarrow.string()),  # right, wrong, timeout, ..., by reward
         "token_ids": _INTEGERS,  # the completion's tokens

@@ -11,7 +11,7 @@ from ._text.final_answer import extract_final_answer
 _OPEN = "<think>"
 _CLOSE = "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_TAGS = (_OPEN, _CLOSE, "<answer>", "</answer>")
 
 
 def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:

@@ -81,7 +81,8 @@ class MathAccuracy(Judged):
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
     Math-Verify's rules for decimals and percent are kept: numbers are rounded to 6 places if one is a decimal
-    (`\boxed{0.0000001}` is right for `0.0`), and a percent sign is ignored if both are integers.
+    (`\boxed{0.0000001}` is right for `0.0`), unless that leaves nothing of the reference (9.1e-31 is wrong for
+    `1.6e-19`), and a percent sign is ignored if both are integers.
     """
 
     __name__ = "math_accuracy"

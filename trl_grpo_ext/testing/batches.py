@@ -65,8 +65,7 @@ class SmallBatch:
 
     rows: tuple[Row, ...]
     setting: Setting = field(default_factory=Setting)
-    advantages: str = "row"
-    """What comes in: one advantage per "row", or another one for each "token"."""
+    advantages: str = "row"  # what comes in: one advantage per "row", or another one for each "token"
 
     def __str__(self) -> str:
         masked = f"live tokens={[list(row.live) for row in self.rows]}, " if any(0 in r.live for r in self.rows) else ""
@@ -82,7 +81,6 @@ class SmallBatch:
         return max(1, *(len(row.live) for row in self.rows))
 
     def pieces(self, row: Row) -> Sequence[str]:
-        """What each of a row's tokens wrote."""
         if not self.setting.texts:
             return _written(row.number, len(row.live))
         text = self.setting.texts[row.number % len(self.setting.texts)]
@@ -321,7 +319,6 @@ def equal_rewards(setting: Setting) -> list[SmallBatch]:
 
 
 def long_batches(setting: Setting) -> dict[str, SmallBatch]:
-    """Batches of long and short completions."""
     rewards = [1.0, 0.0, 0.5, 0.25]
     return {
         f"completions of up to {n} tokens": _batch(setting, 2, [(1,) * k for k in (n, n // 2, n - 3, 1)], rewards)

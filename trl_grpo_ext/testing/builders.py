@@ -105,12 +105,10 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
 
 
 def character_offsets(pieces: Sequence[str]) -> list[tuple[int, int]]:
-    """Where each token's characters begin and end."""
     return list(pairwise(accumulate(map(len, pieces), initial=0)))
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of numbers as one tensor `(B, T)`."""
     return torch.tensor([[*row, *([padding] * (width - len(row)))] for row in rows], dtype=dtype)
 
 

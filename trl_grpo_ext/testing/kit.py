@@ -22,9 +22,7 @@ from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
 
-TIMEOUT = 60.0
-"""Seconds for each rule, unless the caller or the plugin sets another limit."""
-
+TIMEOUT = 60.0  # seconds for each rule, unless the caller or the plugin sets another limit
 OPTIONS = ("parameters", "columns", "completions", "prompts", "rules", "timeout", "unreadable", "tokenizer")
 
 
@@ -43,19 +41,15 @@ class Violation:
 
 @dataclass(frozen=True)
 class Report:
-    """The kit's report on one plugin: the rules that it keeps, breaks, and that were not checked, with the reason.
-
-    `no_effect` says why the checks do not show that the plugin does anything (all texts got one score, say), else it is
-    empty; `printed` has the lines that the plugin printed (untrusted text).
-    """
+    """The kit's report on one plugin."""
 
     subject: str
     kind: Kind
-    passed: tuple[Rule, ...] = ()
+    passed: tuple[Rule, ...] = ()  # the rules that it keeps
     violations: tuple[Violation, ...] = ()
-    skipped: tuple[tuple[Rule, str], ...] = ()
-    no_effect: str = ""
-    printed: tuple[str, ...] = ()
+    skipped: tuple[tuple[Rule, str], ...] = ()  # rules that were not checked, with the reason
+    no_effect: str = ""  # why the checks do not show that the plugin does anything (all texts got one score, say)
+    printed: tuple[str, ...] = ()  # lines that the plugin printed (untrusted text)
 
     @property
     def ok(self) -> bool:

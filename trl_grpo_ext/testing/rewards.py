@@ -23,23 +23,17 @@ from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, only_if, over, plugin_code
 
-# How far scores may be apart that ought to be the same: a model's last digits change with the padding.
-RELATIVE = 1e-4
+RELATIVE = 1e-4  # how far equal scores may be apart: a model's last digits change with the padding
 ABSOLUTE = 1e-5
-
-_SLOW = 0.02
-_FEW = 4
-"""Seconds per completion from which on fewer completions are tried, and how many."""
+_SLOW = 0.02  # seconds per completion from which on fewer are tried
+_FEW = 4  # so many
 _ROUNDS = 10
-_QUICK = 0.05
-"""Seconds; what takes longer is not called by two threads over and over."""
+_QUICK = 0.05  # seconds; what takes longer is not called by two threads over and over
 
 Scores = list[float | None]
 T = TypeVar("T")
-
 _ROWS_SHOWN = 3
 _MOST_ITEMS = 16
-
 Form = Literal["text", "messages"]
 
 COMPLETIONS = (

@@ -36,8 +36,7 @@ class Rule:
         return self.name.partition(".")[2]
 
 
-GATES = ("run", "determinism", "odd_batches")
-"""If one of these is broken, those after it are not checked: a difference would say nothing."""
+GATES = ("run", "determinism", "odd_batches")  # if one is broken, a difference after it would say nothing
 
 _SHARED = """
 determinism: the same input gives the same result, unless it declares `deterministic=False`. Why: Ranks would differ,
@@ -182,13 +181,11 @@ class NotChecked(Exception):  # noqa: N818
 
 
 def only_if(applies: object, reason: str) -> None:
-    """Leave a rule out, for this reason, unless it applies."""
     if not applies:
         raise NotChecked(reason)
 
 
-Finding = Broken | NotChecked | None
-"""What came of checking one rule; None if the plugin keeps it."""
+Finding = Broken | NotChecked | None  # what came of checking one rule; None if the plugin keeps it
 
 
 class Checks:
@@ -236,10 +233,7 @@ class Checks:
 
 
 def over(inputs: str, *, compares: bool = False) -> Callable[[Callable[[Any, Any], Any]], Callable[[Any], None]]:
-    """Make a rule of a method that judges one input: it must hold for each of the attribute `inputs`.
-
-    With `compares` the rule is left out where two results may differ for another reason.
-    """
+    """Make a rule of a method that judges one of `inputs`, and that may compare two results."""
 
     def rule_of(judge: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         def rule(checks: Checks) -> None:

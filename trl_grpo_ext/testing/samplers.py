@@ -13,7 +13,6 @@ from ..types import PromptOutcome, PromptPool
 from .rules import Broken, Checks, over, through_json
 
 ROUNDS = 8
-
 Draws = list[list[int] | None]  # what was drawn in each round, to the first None
 
 

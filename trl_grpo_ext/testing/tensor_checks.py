@@ -21,15 +21,11 @@ from .builders import Ranks, cut
 from .rules import Broken, Checks, only_if, over, through_json
 
 PADDING = 3  # columns of surplus padding to try
-RELATIVE = 1e-5
-ABSOLUTE = 1e-6
-"""Tolerances for numbers that should be equal, since a plugin may compute in float32."""
-_NOTHING = 1e-9
-"""Advantages up to this size are, in float64, what rounding leaves of zero."""
+RELATIVE = 1e-5  # tolerances for numbers that should be equal,
+ABSOLUTE = 1e-6  # as a plugin may compute in float32
+_NOTHING = 1e-9  # advantages up to this size are, in float64, what rounding leaves of zero
 _DEAD = 90  # numbers of the rows that are in no total start here
-
-Results = dict[str, torch.Tensor]
-"""What the flow makes of each method's answer, `(B, T)` and zero off the mask, by the method."""
+Results = dict[str, torch.Tensor]  # of each method, `(B, T)` and zero off the mask
 
 
 class TensorChecks(Checks, ABC):
@@ -437,7 +433,6 @@ def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: in
 
 
 def number(value: torch.Tensor | float, digits: int = 6) -> str:
-    """A number for a message."""
     return f"{float(value):.{digits}g}"
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.history.report.browsing import credit
 from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_hostile_run
 from tests.history.report.trained import write_history
-from trl_grpo_ext.history.report import load_run, load_runs
+from trl_grpo_ext.history.report import Run, load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
 
@@ -75,18 +75,21 @@ class Page(HTMLParser):
         return str(found)
 
 
+def written(runs: list[Run], folder: Path) -> tuple[Path, list[str]]:
+    """A page's file, and what is said of it."""
+    return folder / "report.html", write_page(runs, folder / "report.html")
+
+
 @pytest.fixture(scope="module")
 def shown(small: Path) -> Page:
-    written = write_page(load_runs([small / "first", small / "second"]), small / "report.html")
-    assert written.bytes == written.path.stat().st_size
-    return Page(written.path.read_text(encoding="utf-8"))
+    return Page(written(load_runs([small / "first", small / "second"]), small)[0].read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("hostile")
     run = write_hostile_run(folder / "<script>window.pwned=10<!--")
-    return run, write_page([load_run(run)], folder / "report.html").path.read_text(encoding="utf-8")
+    return run, written([load_run(run)], folder)[0].read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------- nothing but itself
@@ -248,11 +251,11 @@ def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> No
     pyarrow.parquet.write_table(strange, records / "step_00060.parquet")
     infinite = table.set_column(table.column_names.index("group"), "group", pyarrow.array([math.inf] * len(table)))
     pyarrow.parquet.write_table(infinite, records / "step_00070.parquet")
-    written = write_page([load_run(run)], tmp_path / "report.html")
-    page = Page(written.path.read_text(encoding="utf-8"))
+    path, notes = written([load_run(run)], tmp_path)
+    page = Page(path.read_text(encoding="utf-8"))
     assert [step["step"] for step in page.index["runs"][0]["steps"]] == [20]
     for name in ("step_00030", "step_00040", "step_00050", "step_00060", "step_00070"):
-        assert any(name in note for note in written.notes), name
+        assert any(name in note for note in notes), name
         assert any(name in text for text in page.text), name
 
 
@@ -261,7 +264,7 @@ def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small / "first", run)
     steps = range(1, 41)
     write_history(run, [{"step": n, "reward": n / 40, "eval_reward": 1 - n / 40, "entropy": 1.0} for n in steps])
-    page = Page(write_page(load_runs([run, small / "second"]), tmp_path / "report.html").path.read_text("utf-8"))
+    page = Page(written(load_runs([run, small / "second"]), tmp_path)[0].read_text("utf-8"))
     text = " ".join(" ".join(page.text).split())
     sentence = "Since step 8 the reward rises (0.113 to 0.912) while the held-out reward falls (0.887 to 0.0875)."
     assert sentence in text

@@ -110,7 +110,7 @@ class Attempts:
         self.save = save
         self.output = Path(trainer.args.output_dir)
         if replaces is not None:
-            shutil.copytree(replaces, self.output / "checkpoint-2")
+            shutil.copytree(replaces, self.output / "checkpoint-2", copy_function=shutil.copy)  # the one saved last
         self.at_first = folder / "at_first"
         shutil.copytree(self.output, self.at_first)
         self.known = {"old": state_of(max(self.output.glob("checkpoint-*")))}

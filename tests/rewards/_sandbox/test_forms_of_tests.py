@@ -13,8 +13,9 @@ from trl_grpo_ext.rewards._sandbox.forms_of_tests import UnreadableTestsError, r
 OUTPUTS: dict[tuple[bool, bool], str] = {
     (True, True): r"3  \n\n~3\n | a\r\nb~a\nb | ~ |  3~3 | \n5~5 |   1\n 2~1\n2 | 3.0~3 | 0.5~0.50 | 5  6~5 6 | NaN~NaN"
     r" | 1e2 7~100 7.0",
-    (False, True): r"1\n\n2~1\n2 | 0.3333333333~0.333333 | -0.0~0.000000001",
-    (False, False): r"~0 | 1\n2~1 2 | 6 5~5 6 | *  *~* * | x 1.0~x 1 | yes~YES | 1 2~1 | 3 a~3.0 a | 500000.5~500000"
+    (False, True): r"1\n\n2~1\n2 | 0.3333333333~0.333333 | -0.0~0.000000001 | *  *~* * | a   b~a b"
+    r" | YES  3~YES 3 | a b~a  b",
+    (False, False): r"~0 | 1\n2~1 2 | 6 5~5 6 | **~* * | x 1.0~x 1 | yes~YES | 1 2~1 | 3 a~3.0 a | 500000.5~500000"
     r" | 1 0.33334~1 0.333333 | 1000000001~1000000000 | nan~1.5 | sNaN~1.5 | inf~1.5 | 1e999999999~1.5",
 }
 

@@ -22,8 +22,7 @@ PluginKind = Literal["reward", "hook", "aggregation", "filter", "token-loss", "s
 _NAME = re.compile(r"(?=.{1,28}\Z)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"(?=.{1,38}\Z)[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, no digit in front
 """No line of the templates is then longer than 120 characters."""
-_RESERVED = {"yes", "no", "on", "off", "true", "false", "null", "none", *keyword.kwlist}
-"""To YAML, Python, and TRL_GRPO_EXT_PLUGINS."""
+_RESERVED = {"yes", "no", "on", "off", "true", "false", "null", "none", *keyword.kwlist}  # to YAML, Python and us
 _DESCRIPTIONS: dict[PluginKind, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook": "Credits the tokens that wrote a match of a pattern.",

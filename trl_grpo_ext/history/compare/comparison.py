@@ -112,8 +112,7 @@ def _plain(value: Any) -> Any:
 
 
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
-_NOTHING = 1e-3
-"""Advantages up to this size count as zero: they are rounding errors."""
+_NOTHING = 1e-3  # advantages up to this size count as zero: they are rounding errors
 
 
 class _Totals:
@@ -165,7 +164,6 @@ def _numbers(totals: _Totals, results: Sequence[BatchResult]) -> SelectionNumber
 
 
 def _by_length(lengths_N: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Quarters of the completions by their live tokens."""
     quarters_N = quarters(lengths_N)
     for number, name in enumerate(QUARTERS):
         chosen_N = quarters_N == number

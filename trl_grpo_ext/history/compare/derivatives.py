@@ -29,10 +29,8 @@ from ..run_files import reason_of
 
 DIMENSIONS = 4096
 ROWS = 8
-_KEPT_PLACES = 1 << 27
-"""With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
-_IN_THE_SPAN = 5e-7
-"""Singular value up to which coefficients count as a combination of others: float32 rounds."""
+_KEPT_PLACES = 1 << 27  # parameters up to which their places are kept, four bytes each, not drawn again
+_IN_THE_SPAN = 5e-7  # singular value up to which coefficients are a combination of others: float32 rounds
 
 
 class CountSketch:

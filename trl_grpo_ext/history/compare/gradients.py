@@ -16,18 +16,13 @@ from .statistics import Estimate, Prompts, estimates
 
 PLAIN = "plain TRL"
 POLICY_GRADIENT = "policy gradient"
-FEW = 50
-"""With fewer prompts, intervals are unreliable."""
-RESAMPLES = 1000
-"""Of the bootstrap."""
-_OTHER_POLICY = 0.01
-"""Nats per token by which saved log-probabilities may differ from the model's without a note."""
+FEW = 50  # with fewer prompts, intervals are unreliable
+RESAMPLES = 1000  # of the bootstrap
+_OTHER_POLICY = 0.01  # nats per token by which saved log-probabilities may differ without a note
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 _UNDEFINED = Estimate(None, None, None)
-
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Wraps a list that takes long, given its title."""
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps a list that takes long, given its title
 
 
 def with_references(given: Mapping[str, Given]) -> dict[str, Given]:
@@ -69,10 +64,8 @@ def measured(
             if not {name, other} <= seen:
                 one[direction] = _UNDEFINED
     if unseen := [name for name in found if name not in seen]:
-        note(
-            f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts, so there is no "
-            "cosine to it, and a worth is rough or missing. More prompts help."
-        )
+        what = f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts"
+        note(f"{what}, so there is no cosine to it, and a worth is rough or missing. More prompts help.")
     return Gradients(
         model=policy.name or type(policy.model).__name__,
         prompts=number,
@@ -86,13 +79,10 @@ def measured(
 
 
 class _Item(NamedTuple):
-    """One group of one batch; its `n` tokens one completion after the other.
-
-    The coefficients are weight times advantage under each selection, times the batch's groups, so that the mean over
-    groups is the gradient of a batch.
-    """
+    """One group of one batch; its `n` tokens one completion after the other."""
 
     group: Group
+    # Weight times advantage under each selection, times the batch's groups: the mean over groups is a batch's gradient.
     coefficients_S_n: torch.Tensor
     saved_n: torch.Tensor | None
     live_n: torch.Tensor
@@ -139,8 +129,6 @@ def _sketches(
             apart += float((logps_n - item.saved_n)[item.live_n].abs().sum())
             counted += int(item.live_n.sum())
     if counted and apart / counted > _OTHER_POLICY:
-        note(
-            f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token: another "
-            "policy, or another temperature, sampled the completions. The numbers hold for the model's own completions."
-        )
+        what = f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token"
+        note(f"{what}: another policy, or temperature, sampled. The numbers hold for the model's own completions.")
     return torch.stack(found, dim=1)

@@ -27,8 +27,7 @@ from ...types import Forward, RewardDeclaration, Rollout, StepTotals, Totals, im
 from .saved import SavedBatch, tensor_of
 from .selections import LoadedSelection, RewardSource, check_weights
 
-EPSILON = 1e-4
-"""TRL adds this to a standard deviation before dividing."""
+EPSILON = 1e-4  # TRL adds this to a standard deviation before dividing
 
 
 @dataclass(frozen=True)

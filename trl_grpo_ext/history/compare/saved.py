@@ -20,9 +20,7 @@ from ...records.token_records import encodable
 from ..run_files import RECORDS, Columns, Say, messages_in, plain_messages, read_columns, read_json, rows_of
 
 Offsets = Callable[[int], Sequence[tuple[int, int]]]
-
-_NOT_READ = ("tokens", "stages", "advantages")
-"""Large columns of the token records that no selection uses."""
+_NOT_READ = ("tokens", "stages", "advantages")  # large columns of the token records that no selection uses
 _NEEDED = ("prompt", "completion", "step", "group", "truncated")
 _TOKENS = ("prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy")
 _OURS = {*_NEEDED, *_TOKENS, "scored_step", "member", "rewards", "reward", "advantage", "weight"}

@@ -29,10 +29,8 @@ _DEFAULTS["mask_truncated_completions"] = None  # as in the run
 _OF_ENTROPY = ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")
 _LEFT_OUT = ("beta", *_OF_ENTROPY, "off_policy_mask_threshold", "importance_sampling_level")
 """Settings that change a gradient in ways that are left out here; TRL's defaults have no effect."""
-Given = str | Path | Mapping[str, Any]
-"""A file of a selection, or what it holds."""
-Selections = Sequence[Given] | Mapping[str, Given]
-"""Several; a mapping gives them names."""
+Given = str | Path | Mapping[str, Any]  # a file of a selection, or what it holds
+Selections = Sequence[Given] | Mapping[str, Given]  # a mapping gives them names
 
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_SAVED = {"ref_logps", "sampling_logps"}
@@ -49,17 +47,14 @@ class RewardSource(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadedSelection:
-    """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults.
-
-    `rewards` is None if the saved ones are used; `left_out` has settings that count for nothing here.
-    """
+    """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults."""
 
     name: str
-    rewards: Sequence[RewardSource] | None
+    rewards: Sequence[RewardSource] | None  # None if the saved ones are used
     hooks: Sequence[Any]
     aggregation: Any
     settings: Mapping[str, Any]
-    left_out: Mapping[str, Any] = field(default_factory=dict)
+    left_out: Mapping[str, Any] = field(default_factory=dict)  # settings that count for nothing here
 
     @property
     def needs(self) -> set[str]:
@@ -126,7 +121,6 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
 
 
 def check_weights(selection: str, weights: Sequence[float], names: Sequence[str]) -> None:
-    """Refuse `reward_weights` that are not one for each reward."""
     if len(weights) != len(names):
         listed = ", ".join(names)
         raise ConfigurationError(f"{selection}: {len(weights)} reward_weights for {len(names)} rewards ({listed}).")

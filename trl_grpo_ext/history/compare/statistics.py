@@ -19,8 +19,7 @@ import torch
 
 from .saved import number_of
 
-LEVEL = 0.95
-"""Confidence level of intervals."""
+LEVEL = 0.95  # confidence level of intervals
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,11 @@ except ModuleNotFoundError as error:
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F", "#9467BD", "#B5CF6B")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-
-WIDTH = 5.0
-HEIGHT = 1.7
-MARGIN = 0.5
-"""Inches: of a figure, which stays legible on a phone; of a panel; of what stands below the panels."""
-
+WIDTH = 5.0  # inches, of a figure, which stays legible on a phone
+HEIGHT = 1.7  # of a panel
+MARGIN = 0.5  # of what stands below the panels
 _STYLE = Path(__file__).parent / "assets" / "figures.mplstyle"
 MOST_PANELS = 12
-
 _HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
 
 # Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +35,18 @@ _ABSENT = "–"
 _ASSETS = Path(__file__).parent / "assets"
 
 
-@dataclass(frozen=True)
-class WrittenPage:
-    """What `write_page` wrote: the page, its size, and sentences on what is missing from it and why."""
-
-    path: Path
-    bytes: int
-    notes: tuple[str, ...]
-
-
-def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> WrittenPage:
-    """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
+def write_page(runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000) -> list[str]:
+    """Write the page with at most `limit` completions, in whole groups; returned are sentences on what it lacks."""
     html, notes = page(runs, limit)
-    content = html.encode("utf-8", "replace")
     try:
-        write_atomically(path, content)
+        write_atomically(path, html.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigurationError(f"The page cannot be written to {path}: {error.strerror or error}.") from error
-    return WrittenPage(Path(path), len(content), tuple(notes))
+    return notes
 
 
 def page(runs: Sequence[Run], limit: int) -> tuple[str, list[str]]:
-    """The page as text, and the sentences of `WrittenPage.notes`."""
+    """The page as text, and sentences on what is missing from it and why."""
     from .figures import FINDINGS, svgs
 
     drawn = list(svgs(runs))
@@ -129,8 +118,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 
-Line = tuple[str, Sequence[str], bool]
-"""One line of a table: a name, a text for each run, and whether the runs differ in it."""
+Line = tuple[str, Sequence[str], bool]  # of a table: a name, a text for each run, whether they differ
 
 _OTHERS = ("completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std")
 

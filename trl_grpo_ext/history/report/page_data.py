@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,10 @@ from ...records.token_records import SCHEMA
 from ..run_files import messages_in, step_of
 from .trained_run import Run, is_number
 
-SIZE = 12_000_000
-"""Most characters of completions on a page; a token with its numbers counts as eight more. 500,000 tokens after two
-hooks, with their text, took 6 MB."""
-
+SIZE = 12_000_000  # most characters of completions on a page; a token with its numbers counts as eight more
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
-_AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")
-"""Fields of `Row` that the index has as columns."""
-
+_AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")  # of `Row`
 Numbers = numpy.ndarray[Any, Any]
 
 
@@ -56,17 +51,14 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         saved = sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
             others = f", and {len(files) - len(chosen)} more steps were saved" if len(chosen) < len(files) else ""
-            data.notes.append(
-                f"{run.name}: of the {saved} completions saved at {len(chosen)} steps {shown} are on this "
-                f"page{others}. A larger --limit shows more, up to {SIZE:,} characters in all."
-            )
+            here = f"of the {saved} completions saved at {len(chosen)} steps {shown} are on this page{others}"
+            data.notes.append(f"{run.name}: {here}. A larger --limit shows more, up to {SIZE:,} characters in all.")
         steps = [_add_to_index(data, path, rows) for path, rows, _ in chosen]
         rewards = list(dict.fromkeys(name for step in steps for name in step["rewards"]))
         opens = place_to_open([rows for _, rows, _ in chosen])
         right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), next(iter(rewards), None))
-        data.index["runs"].append(
-            {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
-        )
+        about = {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
+        data.index["runs"].append(about)
     return data
 
 
@@ -116,8 +108,9 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
     asked = [(row.prompt, tuple(row.pictures)) for row in rows]
-    prompts = _numbered(asked)
-    vocabulary = _numbered(name for row in rows for name in row.tokens or ())
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
+    names = dict.fromkeys(name for row in rows for name in row.tokens or ())
+    vocabulary = {name: number for number, name in enumerate(names)}
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
@@ -149,11 +142,6 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
     }
 
 
-def _numbered(values: Iterable[Any]) -> dict[Any, int]:
-    """Different values, numbered in order of first appearance."""
-    return {value: number for number, value in enumerate(dict.fromkeys(values))}
-
-
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> dict[str, Any]:
     """A row's tokens, a list per column; 1e999 is infinity to a browser."""
     tokens = row.tokens or []
@@ -169,7 +157,6 @@ def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> dict[str, 
 
 
 def _rounded(values: Numbers) -> list[float]:
-    """Numbers with five significant digits."""
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 
@@ -207,10 +194,8 @@ def read_rows(run: Run, path: Path) -> list[Row]:
     try:
         return _of_records(run, path) if path in run.records else _of_table(run, path)
     except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        run.note(
-            f"{path} was left out of the completions: its columns are not what training writes "
-            f"({type(error).__name__}: {str(error)[:100]!a})."
-        )
+        why = f"{type(error).__name__}: {str(error)[:100]!a}"
+        run.note(f"{path} was left out of the completions: its columns are not what training writes ({why}).")
         return []
 
 

@@ -19,9 +19,7 @@ from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
 from .. import run_files as files
 
-LARGEST_NUMBER = 1e100
-"""Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
-
+LARGEST_NUMBER = 1e100  # larger ones are left out, as NaN is: their sums would overflow
 History = list[dict[str, Any]]
 
 
@@ -31,8 +29,7 @@ class Run:
 
     folder: Path  # its output folder
     name: str  # its name; unique among those that `load_runs` returned
-    # the log entries of training and evaluation, ordered by `step`; numbers that cannot be drawn are None
-    history: History = field(default_factory=list)
+    history: History = field(default_factory=list)  # log entries by `step`; numbers that cannot be drawn are None
     settings: dict[str, Any] = field(default_factory=dict)  # those that were set, and those that are always shown
     manifest: Manifest | None = None  # the plugins; None if there is no record of them
     records: list[Path] = field(default_factory=list)  # token record files, by step

@@ -35,8 +35,7 @@ from ...records.checkpoint_state import STATE, UNFINISHED, checkpoint_problem
 from ...trainer.upstream import contract
 from .stop_signal import SaveOnSignal
 
-_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
-"""Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)  # of a full disk
 
 logger = logging.getLogger(__name__)
 

@@ -92,13 +92,11 @@ class SaveOnSignal(TrainerCallback):
         """After a stop, cancel the second save and the evaluation that the default flow requests here."""
         if self.stopped_by is not None:
             control.should_save = control.should_evaluate = False
-            # With save_total_limit 1 transformers ends a training by deleting all but the best checkpoint, so also the
-            # one that was just saved to go on from.
+            # With save_total_limit 1 transformers would delete all but the best checkpoint, so also the one just saved.
             self._limit = args.save_total_limit
             args.save_total_limit = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Stop listening."""
         if self.stopped_by is not None:
             args.save_total_limit = self._limit
         self.restore()

@@ -65,7 +65,6 @@ class Case:
         return self.trainer is None or bool(getattr(self.trainer, "adapters_in_float32", False))
 
     def described(self, trainer: Any) -> str:
-        """The run in one line."""
         launch = self.launch
         machines = f" on {launch.machines} machines" if launch.machines > 1 else ""
         processes = f"{launch.processes} process{'es' * (launch.processes != 1)}{machines}"

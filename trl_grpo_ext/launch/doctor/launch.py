@@ -41,8 +41,7 @@ RENAMED: Mapping[str, tuple[str, str]] = {
     "logging_dir": ("", "transformers 5.15: set the variable TENSORBOARD_LOGGING_DIR"),
     "vllm_device": ("", "TRL 0.18: vllm_mode colocate shares the trainer's GPUs, server has its own"),
 }
-"""Settings that the installed releases of TRL and transformers refuse, by a comparison of the config classes of earlier
-ones: the successor (empty if there is none), and the first release without it, with what else to know."""
+"""Settings that today's releases refuse: the successor (empty if there is none), and the first release without it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Launch:
 
     @property
     def processes_per_machine(self) -> int:
-        """Processes on one machine."""
         return max(1, self.processes // max(1, self.machines))
 
     @property

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from .case import Case
 
 Stage = Literal["load", "generation", "update"]
-
 GB = 1e9
-_BARELY = 0.9
-"""Above this share of a device the doctor warns."""
+_BARELY = 0.9  # above this share of a device the doctor warns
 _TILE_TOKENS = 4_096
 _TILE_ENTRIES = 32_768
 """TRL projects logits in tiles of this many tokens and vocabulary entries. Without Triton it holds eight at once."""
@@ -41,7 +39,6 @@ class Memory:
 
     @property
     def described(self) -> str:
-        """One sentence."""
         stages = ", ".join(f"{stage} {size / GB:.1f}" for stage, size in self.device_bytes.items())
         most = sorted(self.parts, key=lambda part: -self.parts[part])[:2]
         largest = " and ".join(f"{part} ({self.parts[part] / GB:.1f})" for part in most)

@@ -101,7 +101,6 @@ def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) 
 
 
 def sizes_of(model: Any) -> Sizes:
-    """Count a model that `on_meta` built."""
     text = model.config.get_text_config()
     head = model.get_output_embeddings()
     modules = [module for module in model.modules() if module is not head]
@@ -134,5 +133,4 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
 
 
 def trainable_of(model: Any) -> int:
-    """Parameters that are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -14,14 +14,11 @@ from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
 from . import Problem
 from .case import Case
 
-_HARDLY_MOVES_BELOW = 1e-5
-"""Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
-_ADAPTERS_MOVE_FROM = 1e-4
-"""From this learning rate on, one step of Adam changes 9 of 10 entries of a `lora_A` in bfloat16 as PEFT starts it."""
+_HARDLY_MOVES_BELOW = 1e-5  # below this rate, bfloat16's 8 bits lose most updates of ordinary weights
+_ADAPTERS_MOVE_FROM = 1e-4  # from this rate on, a step of Adam changes 9 of 10 entries of a bfloat16 `lora_A`
 
 
 def problems_of(case: Case) -> list[Problem]:
-    """The problems that the pitfalls amount to."""
     return [*_of_launch(case), *_of_weights(case), *_of_adapters(case), *_of_training(case)]
 
 

@@ -252,7 +252,6 @@ class _Probe:
 
 
 def _known_settings() -> Sequence[str]:
-    """Every setting of the installed versions."""
     from trl import ModelConfig, ScriptArguments
 
     from ...trainer.config import GRPOExtConfig
@@ -261,7 +260,6 @@ def _known_settings() -> Sequence[str]:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether it is for lack of a network or of a cache."""
     named = any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__)
     return named or any(words in str(error).lower() for words in _OFFLINE)
 

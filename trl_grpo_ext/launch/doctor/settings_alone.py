@@ -12,7 +12,6 @@ from ...trainer.mixin import GRPOExtTrainer
 
 
 def construct(args: Any, model_args: ModelConfig) -> None:
-    """Construct the trainer that these arguments describe."""
     settings = {"revision": model_args.model_revision, "attn_implementation": model_args.attn_implementation}
     args.model_init_kwargs = {**settings, "dtype": model_args.dtype, **(args.model_init_kwargs or {})}
     trainer: Any = GRPOExtTrainer if isinstance(args, GRPOExtConfig) else GRPOTrainer

@@ -138,7 +138,8 @@ def same_output(printed: bytes, expected: str, near: bool) -> bool:
     """Whether the lines are equal, as LiveCodeBench compares them, or nearly so, as APPS and TACO do.
 
     White space around a line does not count, and lines of numbers are compared by their values. With `near` empty lines
-    do not count, and where a number is expected that is written as no integer, it may be off by 1e-5 of it, or 1e-8.
+    do not count, nor how much white space is between words, and where a number is expected that is written as no
+    integer, it may be off by 1e-5 of it, or 1e-8.
     """
 
     def lines(text: bytes) -> list[str]:
@@ -151,10 +152,10 @@ def same_output(printed: bytes, expected: str, near: bool) -> bool:
 
 
 def _same_line(said: str, right: str, near: bool) -> bool:
-    if said == right:
-        return True
     words = said.split()
     wanted = right.split()
+    if said == right or (near and words == wanted):
+        return True
     return len(words) == len(wanted) and all(_same_number(*pair, near) for pair in zip(words, wanted, strict=True))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .hostile import JUDGING, OPERATORS, UNARY, special_names
-from .wire import ViolationError
+from .wire import ViolationError, may_be_data
 
 _RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
 _RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
@@ -155,6 +155,29 @@ def is_made(value: Any) -> bool:
     return isinstance(value, _Handle) and bool(object.__getattribute__(value, "_remote_made"))
 
 
+def _claims(kind: Any, wanted: Any) -> bool:
+    """Whether a class of the solution says that it is this one, of which nothing that crosses as data is."""
+    if not isinstance(kind, RemoteType) or not isinstance(wanted, type):
+        return False
+    if wanted.__module__.partition(".")[0] in ("builtins", "numpy", "tests") or may_be_data(wanted):
+        return False
+    names = [(base.__module__, base.__name__) for base in kind.__mro__ if isinstance(base, RemoteType)]
+    return (wanted.__module__, wanted.__name__) in names
+
+
+def is_of(question: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """`isinstance` or `issubclass` for the tests, which cannot know whether what the solution says is true."""
+
+    def ask(value: Any, kinds: Any) -> bool:
+        holds = question(value, kinds)
+        kind = value if isinstance(value, RemoteType) else type(value)
+        if not holds and any(_claims(kind, wanted) for wanted in (kinds if isinstance(kinds, tuple) else (kinds,))):
+            raise SIDE.unjudged(f"it asks for the class {kind.__module__}.{kind.__name__} of what is no data")
+        return holds
+
+    return ask
+
+
 def _of_solution(name: str) -> Any:
     """What the solution has by a name. The tests want a class if they write it as one, and may compare its objects."""
     value = SIDE.request("name", name)
@@ -237,6 +260,7 @@ class Names(dict[str, Any]):
         self.free = frozenset(plan["free"])
         self.modules = plan["modules"]
         super().__init__({k: v for k, v in vars(builtins).items() if k not in {"input", "print", "open", *self.free}})
+        self.update({name: is_of(self[name]) for name in ("isinstance", "issubclass") if name in self})
 
     def __missing__(self, name: str) -> Any:
         if name in self.modules:

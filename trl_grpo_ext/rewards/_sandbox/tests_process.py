@@ -101,6 +101,8 @@ class Side(wire.Conversation):
         self.seen: dict[str, list[str]] = dict(seen)
         self.raised: list[BaseException] = []  # by the solution
         self.copies: dict[int, Any] = {}
+        self._known = {"tests", *wire.SOLUTION_MODULES, *sys.stdlib_module_names}
+        self._known |= {name.partition(".")[0] for name in sys.modules}
         self.gone = ""
         self.process = ""
         self.asked = 0
@@ -117,7 +119,7 @@ class Side(wire.Conversation):
     def fresh(self) -> None:
         self.ran = 0  # asserts
         self.empty = 0  # loops and comparisons of nothing
-        self.failure = self.reason = self.doubt = ""
+        self.failure = self.reason = self.doubt = self.stand_in = ""
         self.failed: list[BaseException] = []  # asserts that nobody expects to fail: they count whoever catches them
         self.sites: dict[str, bool] = {}
         self._first: dict[str, tuple[str, Any]] = {}
@@ -148,6 +150,8 @@ class Side(wire.Conversation):
             own = not (self.failure or isinstance(error, Remote) or any(raised is error for raised in self.raised))
             if own and isinstance(error, ModuleNotFoundError):
                 return "unjudged", f"the tests import {error.name}, which is not installed"
+            if self.stand_in:
+                return "unjudged", f"the code gets a stand-in for the tests' {self.stand_in}"
             return "fail", f"{type(error).__name__[:MAX_TEXT]}: {_text(error)}"
         if test["empty"] and not self.failure:
             return "setup", ""
@@ -168,6 +172,11 @@ class Side(wire.Conversation):
     def given(self, value: Any) -> bool:
         """Whether a value is the solution's, whatever name the tests have for it."""
         return isinstance(value, Remote | RemoteType) or self._numbers.get(id(value), 0) % 2 == 1
+
+    def library(self, thing: Any) -> str:
+        """The library that the tests themselves import and this class or function is of, or says that it is; or ""."""
+        name = str(getattr(thing, "__module__", "")).partition(".")[0]
+        return name if name in sys.modules and name not in self._known else ""
 
     def refused(self, reason: str, *values: Any) -> BaseException:
         """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
@@ -249,6 +258,10 @@ class Side(wire.Conversation):
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = None
             before = len(self.failed)
+            library = self.library(function)
+            theirs = [one for one in (*arguments, *keywords.values()) if isinstance(one, Remote)]
+            if library and library in [self.library(type(one)) for one in theirs]:
+                raise self.unjudged(f"an assertion of {library} gets an object that is no data")
             try:
                 result = function(*arguments, **keywords)
                 if arguments and arguments[0] is AssertionError:  # `assertRaises`
@@ -397,6 +410,8 @@ class Side(wire.Conversation):
             arguments = [self.encode(part) for part in (None, *plain)]
             return ["z", self._lend(value, (), False), ["x", kind.__module__, kind.__qualname__, arguments]]
         own, attributes = _lendable(value)
+        if self.library(type(value)):
+            self.stand_in = type(value).__name__
         if type(value).__module__ == "tests" and attributes:
             self.changed = True  # its attributes are within reach
             if self.own_copies and id(value) not in self._lent_numbers:
@@ -576,6 +591,7 @@ def _prepare_modules() -> None:
         _replace(internals, "assert_array_compare", _failing_on_nothing(1, None))
     setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
     vars(unittest.mock)["setattr"] = _patch
+    vars(unittest.case)["isinstance"] = remote.is_of(isinstance)
     seed = random.seed
 
     def seeded(value: Any = None, *rest: Any) -> None:

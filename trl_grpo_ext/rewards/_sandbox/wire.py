@@ -154,6 +154,11 @@ _READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
 _READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
 
 
+def may_be_data(kind: type) -> bool:
+    """Whether an object that is of this class may cross by value."""
+    return any(issubclass(one, kind) for one in (*_TYPE_NAMES, *_VALUES, *_CONTAINERS))
+
+
 def find_by_name(module: Any, name: str) -> Any:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
