@@ -30,8 +30,6 @@ from trl_grpo_ext.records.manifest import (
     version_notes,
 )
 
-# ---------------------------------------------------------------------------------------------- differences
-
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.just(0.5), st.sampled_from("ab"))
 PARAMETERS = st.dictionaries(st.sampled_from(["alpha", "beta"]), VALUES, max_size=2)
 RECORDS = st.builds(
@@ -133,9 +131,6 @@ def test_what_a_file_says_does_not_reach_the_terminal() -> None:
     assert max(map(len, sentences)) < 700
 
 
-# ---------------------------------------------------------------------------------------------- files
-
-
 def test_writing_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     file = tmp_path / "new" / "plugins.json"
     Manifest((replace(FOCAL, name="ä\u2028\ud800"),)).write(file)  # even what UTF-8 cannot hold
@@ -176,9 +171,6 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: Any) -> 
     assert len(str(refused.value)) < 700
 
 
-# ---------------------------------------------------------------------------------------------- sources
-
-
 def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     plugin = tmp_path / "mine" / "plugin.py"
@@ -190,9 +182,6 @@ def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0] == found[1] != found[2]
     assert "mine" not in sys.modules
     assert [hash_of_module(name) for name in ("itertools", "no_such_module", "mine.no", "__main__")] == [None] * 4
-
-
-# ---------------------------------------------------------------------------------------------- given in Python
 
 
 def bare(rewards: list[Any], hooks: Any = (), aggregation: Any = None) -> Any:

@@ -44,9 +44,6 @@ class Seen:
         return [float(index) for index in range(len(columns["completions"]))]
 
 
-# ---------------------------------------------------------------------------------------------- what is read
-
-
 def test_reward_is_called_once_as_trl_calls_it(tmp_path: Path) -> None:
     seen = Seen()
     file = saved(tmp_path, scored_step=[9] * 4)
@@ -169,9 +166,6 @@ def test_rewards_of_any_row_count(tmp_path: Path) -> None:
     compared = compare(lines(tmp_path, rows), [{}], tokenizer=str(EMBEDDED))
     assert compared.batches[0].rewards == {"x": [1.0, 1.0, None, 1.0], "y": [None, None, 3.0, None]}
     assert compared.selections[0].reward_mean == 1.5
-
-
-# ---------------------------------------------------------------------------------------------- what is refused
 
 
 ROW = {"prompt": "a", "completion": "", "step": 10, "group": 0, "truncated": False}

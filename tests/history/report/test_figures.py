@@ -59,9 +59,6 @@ def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
     return load_run(write_history(folder, entries))
 
 
-# ---------------------------------------------------------------------------------------------- values
-
-
 def test_a_real_run_has_nearly_every_figure(shown: dict[str, str | None]) -> None:
     assert [name for name, svg in shown.items() if svg is None] == ["pass_at_k"]
 
@@ -120,9 +117,6 @@ def test_pass_at_k_has_a_panel_per_reward_and_points_per_k(tmp_path: Path) -> No
     labels = [str(line.get_label()) for line in found["a: pass@k"].get_lines()]
     assert labels == [f"pass@{k} (held out)" for k in (1, 8, 16)]
     assert points(found["a: pass@k"], labels[2]) == [(0, 1.0), (4, 1.5)]
-
-
-# ---------------------------------------------------------------------------------------------- looks
 
 
 def test_the_svg_obeys_a_strict_page_and_takes_its_colours(shown: dict[str, str | None]) -> None:

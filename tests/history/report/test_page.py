@@ -92,9 +92,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return run, written([load_run(run)], folder)[0].read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------------------------------------- nothing but itself
-
-
 def test_nothing_on_the_page_points_outside_it(shown: Page) -> None:
     ids = [a["id"] for _, a in shown.elements if "id" in a]
     assert len(ids) == len(set(ids))
@@ -138,9 +135,6 @@ def test_the_scripts_never_make_elements_of_text() -> None:
     scripts = [file.read_text() for file in (Path(page_module.__file__).parent / "assets").glob("*.js")]
     assert scripts
     assert not re.search(made, "".join(scripts))
-
-
-# -------------------------------------------------------------------------------- the data is what was saved
 
 
 def unpack(text: str) -> Any:
@@ -198,9 +192,6 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         same(part["stage"][place], row["advantages"][place] if place < len(row["stages"]) else None)
     for name in ("advantage", "weight", "logp", "entropy"):
         same(part[name], row[name])
-
-
-# -------------------------------------------------------------------------------- hostile, damaged, absent
 
 
 def test_hostile_texts_are_never_markup(hostile: tuple[Path, str]) -> None:

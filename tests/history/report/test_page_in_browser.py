@@ -39,9 +39,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reaso
 MEGABYTES_20 = 20 * 10**6
 
 
-# ---------------------------------------------------------------------------------------------- what tests ask it
-
-
 def empty_logs(driver: Any) -> None:
     driver.get_log("browser")
     driver.get_log("performance")
@@ -131,9 +128,6 @@ return [...document.querySelectorAll('.card, .card *, #prompt, #results *')].fil
 """
 
 
-# ---------------------------------------------------------------------------------------------- pages
-
-
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of 500 completions of 500 tokens each, and their page."""
@@ -172,9 +166,6 @@ def freshly(driver: Any, page: Path) -> Iterator[Any]:
     open_page(driver, page)
     yield driver
     assert_silent(driver)
-
-
-# ---------------------------------------------------------------------------------------------- one token
 
 
 def test_a_token_shows_the_numbers_of_the_parquet_file(opened: Any, big: Path) -> None:
@@ -224,9 +215,6 @@ def parts(row: dict[str, Any]) -> list[list[int]]:
             grouped.append([place])
         cursor = max(cursor, end)
     return grouped
-
-
-# ---------------------------------------------------------------------------------------------- filters, search, order
 
 
 def expected(rows: list[dict[str, Any]], name: str, reward: str = "right_answer", right_from: float = 1.0) -> list[str]:
@@ -287,9 +275,6 @@ def test_browser_orders_results_with_links(opened: Any, big: Path) -> None:
     assert opened.execute_script("return document.activeElement.dataset.member") == wanted[3].split("/")[2]
 
 
-# ---------------------------------------------------------------------------------------------- keys
-
-
 def test_everything_can_be_reached_by_keys(opened: Any) -> None:
     from selenium.webdriver import ActionChains, Keys
 
@@ -333,9 +318,6 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
     assert opened.execute_script("return document.getElementById('keys').open") is True
     press(Keys.ESCAPE)
     assert opened.execute_script("return document.getElementById('keys').open") is False
-
-
-# ---------------------------------------------------------------------------------------------- hostile completions
 
 
 def test_hostile_completions_are_text_and_nothing_runs(attacked: Any) -> None:
@@ -395,9 +377,6 @@ def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: P
         for width in (1280, 375):
             set_device(driver, width, 812)
             assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-
-
-# ---------------------------------------------------------------------------------------------- turns
 
 
 def test_turns_are_set_apart_with_their_credit_and_their_errors(chromium: Any, tmp_path: Path) -> None:

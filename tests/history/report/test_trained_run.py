@@ -22,9 +22,6 @@ def told(run: Any, *words: str) -> bool:
     return any(all(word in sentence for word in words) for sentence in run.missing)
 
 
-# ---------------------------------------------------------------------------------------------- a whole run
-
-
 def test_a_real_run_is_read_whole(trained_once: tuple[Path, dict[str, Any]]) -> None:
     folder, histories = trained_once
     run = load_run(folder / "one")
@@ -74,9 +71,6 @@ def test_load_run_with_unfinished_and_broken_lines(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert [entry["step"] for entry in run.history] == [1, 3]
     assert told(run, "Line 2", LOG, "not JSON")
-
-
-# ---------------------------------------------------------------------------------------------- what is damaged
 
 
 DAMAGED: dict[str, tuple[str, bytes, str]] = {

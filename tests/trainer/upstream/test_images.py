@@ -203,9 +203,6 @@ def test_prompt_sampler(tmp_path: Path) -> None:
     assert all("compact/rows_dropped" in log for log in runs[1].logs[:4])
 
 
-# ------------------------------------------------------------------------ rewards in the forms of public code
-
-
 def overlap(box: list[int], other: list[int]) -> float:
     """Intersection over union of two boxes of x, y, x, y."""
     width, height = (max(0, min(box[i + 2], other[i + 2]) - max(box[i], other[i])) for i in (0, 1))
