@@ -103,13 +103,6 @@ def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> 
     assert twins == {"st-a": "ready", "st-b": "blocked"}
 
 
-def test_list_refuses_unknown_kind_and_distribution() -> None:
-    for words, says in ((["rewrds"], "'rewrds'"), (["--distribution", "trl-grpo-exd"], "Did you mean 'trl-grpo-ext'?")):
-        done = invoke("list", *words)
-        assert (done.status, done.out) == (2, "")
-        assert says in done.err
-
-
 def test_listing_imports_no_plugin(folder: Path) -> None:
     # Last in the file: every listing above has left its traces by now, were there any.
     assert imported(folder) == []

@@ -1,8 +1,6 @@
 """`trl-grpo-ext show` as a command: what it finds, when it imports, and how it ends."""
 
-import itertools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +136,3 @@ def test_show_loses_no_word_in_a_narrow_terminal() -> None:
     assert_readable(narrow.out, 60)
     # A path is longer than the line, so words are compared without the places where lines break.
     assert "".join(narrow.plain.split()) == "".join(invoke("show", "kl_in_reward").out.split())
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_docstring_is_wrapped_once(width: int) -> None:
-    for name in ("gsm8k_accuracy", "python_tests", "gigpo", "prompt_mean"):
-        shown = invoke("show", name, width=width, color=False).plain
-        lines = re.split(r"\n\n(?:Parameters|Source|Departures|Note|Example)\n", shown)[0].splitlines()
-        for line, following in itertools.pairwise(lines):
-            first = following.split(" ")[0]
-            filled = len(line) + 1 + len(first) > width
-            same = line[:1] not in ("", " ", "-", "|") and following[:1] not in ("", " ", "-", "|")
-            assert filled or not same or ": " in following[:20] or not line[-1].isalpha(), (name, line, following)

@@ -65,8 +65,6 @@ answer["twins"] = [
     plugins.load_rewards("tge-twin-a:twin")[0](completions=[""]),
     plugins.load_rewards("TGE_Twin.B:twin")[0](completions=[""]),
 ]
-colons = ("tge-good:has_digits", "tge-good:scale", "tge_good.rewards:has_digits", "tge_good.nothing:x")
-answer["colons"] = [attempt(plugins.resolve, "reward", text) for text in colons]
 """
     )
     return answer
@@ -113,15 +111,6 @@ def test_two_distributions_with_one_name(seen: dict[str, Any]) -> None:
     for text in ("tge-twin-a 1.0", "tge-twin-b 2.5", "tge-twin-a:twin or tge-twin-b:twin"):
         assert text in bare["message"]
     assert named == [[1.0], [2.0]]
-
-
-def test_both_readings_of_a_colon_are_explained(seen: dict[str, Any]) -> None:
-    offered, kind, dotted, missing = (answer["message"] for answer in seen["colons"])
-    assert {answer["type"] for answer in seen["colons"]} == {"UnknownPluginError"}
-    assert "Did you mean 'has_digit'?" in offered
-    assert "scale (advantage hook)" in kind
-    assert "Did you mean 'has_digit'?" in dotted
-    assert "there is no module 'tge_good.nothing'" in missing
 
 
 def test_variable_none_leaves_only_the_built_ins(plugin_environment: Environment) -> None:

@@ -1,5 +1,6 @@
 """The prompt samplers: what they draw, by hand and over many draws, and what a checkpoint keeps of them."""
 
+import functools
 import json
 import math
 import random
@@ -113,19 +114,6 @@ def test_none_in_a_column_is_hardest_or_no_source() -> None:
     assert listed.draw(2, 1) is None
 
 
-def test_mixture_continues_from_its_state() -> None:
-    weights, pool = {"a": 1.0, "b": 2.0}, mixed({"a": 3, "b": 4})
-    whole = Mixture(column="source", weights=weights)
-    whole.start(pool)
-    drawn = [whole.draw(2, number) for number in range(3)]
-    state = json.loads(json.dumps(whole.state_dict()))
-    drawn += [whole.draw(2, number) for number in range(3, 9)]
-    resumed = Mixture(column="source", weights=weights)
-    resumed.start(pool)
-    resumed.load_state_dict(state)
-    assert [resumed.draw(2, number) for number in range(3, 9)] == drawn[3:]
-
-
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"d": 1.0}])
 def test_mixture_refuses_weights_that_draw_nothing(weights: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
@@ -195,27 +183,30 @@ def test_retire_solved_keeps_back_no_more_than_there_is() -> None:
     assert 0 in drawn
 
 
-def test_curriculum_reports_what_is_open_after_a_resumption() -> None:
-    whole, resumed = (Curriculum(column="level", rounds=10) for _ in range(2))
-    for sampler in (whole, resumed):
-        sampler.start(pool_of([{"prompt": "", "level": level} for level in range(20)]))
-    whole.draw(2, 8)
-    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-    assert resumed.metrics() == whole.metrics() != {"open": 0.1}
-    resumed.load_state_dict({})  # as older checkpoints have it
-
-
-@pytest.mark.parametrize("make", [RetireSolved, DifficultyPool])
+@pytest.mark.parametrize(
+    "make",
+    [
+        RetireSolved,
+        DifficultyPool,
+        functools.partial(Mixture, column="source", weights={"a": 1.0, "b": 2.0}),
+        functools.partial(Curriculum, column="level", rounds=10),
+    ],
+)
 def test_a_state_survives_json(make: Any) -> None:
     success = {row: row / 9 for row in range(10)}
-    whole = make()
-    whole.start(plain(10))
+    pool = pool_of([{"prompt": "", "level": row, "source": "a" if row < 4 else "b"} for row in range(10)])
+    whole, resumed = make(), make()
+    for sampler in (whole, resumed):
+        sampler.start(pool)
+    before = resumed.metrics()
     rounds(whole, 3, success, range(4))
-    state = json.loads(json.dumps(whole.state_dict()))
-    resumed = make()
-    resumed.start(plain(10))
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert resumed.metrics() == whole.metrics() != before
     assert rounds(resumed, 3, success, range(4, 12)) == rounds(whole, 3, success, range(4, 12))
+
+
+def test_curriculum_takes_the_empty_state_of_older_checkpoints() -> None:
+    Curriculum(column="level", rounds=10).load_state_dict({})
 
 
 def test_difficulty_pool_estimates_by_hand() -> None:

@@ -3,14 +3,11 @@
 The rollouts are scripted. Prompts are a, b, c, ... in this order, two for each batch; which are flat is known.
 """
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.support import (
@@ -28,7 +25,6 @@ from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from tests.trainer.support import mixed
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.types import FilterDeclaration
 
 SIGNAL = {"filter": "signal"}
@@ -206,26 +202,6 @@ def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp
     assert relative_gap(again.weights, whole.weights) < 1e-13
     with pytest.raises(ConfigurationError):
         resumed(tiny_model, tmp_path, 5, **settings, save_steps=2, max_steps=8)
-
-
-class SignalInStep(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if state.global_step == self.step - 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-
-@pytest.mark.slow
-def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 5}
-    for step, saved in ((3, 4), (5, 5)):  # 5 is the last one
-        stop, folder = SaveOnSignal([signal.SIGUSR1]), tmp_path / str(step)
-        run(tiny_model, folder, **settings, save_strategy="no", callbacks=[stop, SignalInStep(step)])
-        assert stop.stopped_by is signal.SIGUSR1
-        assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{saved}"]
-    assert resumed(tiny_model, tmp_path / "3", 4, **settings, save_steps=2).trainer.state.global_step == 5
 
 
 @pytest.mark.slow

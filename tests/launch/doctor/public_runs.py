@@ -55,12 +55,6 @@ RUN_FILES = (
         ("write dtype: bfloat16", "write warmup_steps: 0.1", "max_prompt_length has no successor", "reward_funcs"),
     ),
     RunFile(
-        "TRL's scripts, one LoRA target",
-        HEAD + "use_peft: true\nlora_target_modules: [q_proj]\n",
-        ("One name alone is a regular expression",),
-        error="PEFT refuses lora_target_modules",
-    ),
-    RunFile(
         "TRL's scripts, QLoRA",
         HEAD + "use_peft: true\nload_in_4bit: true\ndtype: bfloat16\nlearning_rate: 1.0e-4\n"
         "lora_target_modules: all-linear\n",

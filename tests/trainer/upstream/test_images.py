@@ -1,14 +1,12 @@
 """Vision-language models in every part of the trainer: four that hold images in different ways."""
 
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
-from tokenizers import decoders
 from trl import GRPOTrainer
 
 from tests import tiny_vision
@@ -201,66 +199,3 @@ def test_prompt_sampler(tmp_path: Path) -> None:
     assert len({number for number, _ in seen}) > 4
     assert_same(*(run.gradients for run in runs))
     assert all("compact/rows_dropped" in log for log in runs[1].logs[:4])
-
-
-def overlap(box: list[int], other: list[int]) -> float:
-    """Intersection over union of two boxes of x, y, x, y."""
-    width, height = (max(0, min(box[i + 2], other[i + 2]) - max(box[i], other[i])) for i in (0, 1))
-    areas = [(one[2] - one[0]) * (one[3] - one[1]) for one in (box, other)]
-    return width * height / (sum(areas) - width * height)
-
-
-def box_reward(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
-    """Detection: the box in the answer against the one in the data set's text, 0 where there is none."""
-    boxes = [[*map(int, re.findall(r"\d+", completion[0]["content"]))] for completion in completions]
-    wanted = [[*map(int, re.findall(r"\d+", right))] for right in solution]
-    return [overlap(*pair) if len(pair[0]) == 4 else 0.0 for pair in zip(boxes, wanted, strict=True)]
-
-
-def count_reward(completions: list[Any], image: list[Any], **kwargs: Any) -> list[float]:
-    """Counting: the number in the answer against what is counted in the picture itself."""
-    said = [int(completion[-1]["content"].split()[0]) for completion in completions]
-    return [float(number == len(picture.getcolors())) for number, picture in zip(said, image, strict=True)]
-
-
-class LabelReward:
-    """Classification: the class in the answer, by the place in a list of names, with a state of its own."""
-
-    __name__ = "label"
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-
-    def __call__(self, completions: list[Any], label: list[int], **kwargs: Any) -> list[float | None]:
-        contents = [completion[0]["content"] for completion in completions]
-        return [float(self.names[right] in text) for text, right in zip(contents, label, strict=True)]
-
-
-def test_rewards_of_public_code(tmp_path: Path) -> None:
-    """Boxes, counts and classes are scored by the columns beside the picture, as TRL's own trainer scores them."""
-    processor = tiny_vision.MAKERS["llava"]()[2]
-    processor.tokenizer.backend_tokenizer.decoder = decoders.Fuse()  # texts without spaces between the characters
-    texts = ["2 2 6 6", "0 0 4 4", "8 cat", "16 dog"]
-    shown: list[Any] = []
-
-    def spoken(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        ids = [processor.tokenizer(texts[row % 4])["input_ids"] for row in range(len(prompts))]
-        return {**scripted(prompts, trainer), "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
-
-    def scores(completions: list[Any], solution: list[str], image: list[Any], **kwargs: Any) -> list[float]:
-        shown.extend(zip((one[0]["content"] for one in completions), solution, image, strict=True))
-        return [0.0] * len(completions)
-
-    rows = tiny_vision.pictures(4).map(
-        lambda row: {"solution": f"[{row['answer']}, 0, 4, 4]", "label": row["answer"] % 2}, remove_columns=["answer"]
-    )
-    settings: dict[str, Any] = {"processor": processor, "rollout_func": spoken, "train_dataset": rows, "max_steps": 1}
-    settings["reward_funcs"] = [box_reward, count_reward, LabelReward(("cat", "dog")), scores]
-    theirs, ours = (pictured("llava", tmp_path / each.__name__, each, **settings) for each in BOTH)
-    assert theirs.logs == ours.logs
-    by_hand = {"2 2 6 6": [4 / 28, 4 / 24, 4 / 20, 2 / 18], "0 0 4 4": [1.0, 12 / 16, 8 / 16, 4 / 16]}
-    boxes = [by_hand.get(text, [0.0] * 4)[int(right[1])] for text, right, _ in shown[:16]]
-    assert ours.logs[0]["rewards/box_reward/mean"] == pytest.approx(sum(boxes) / 16)
-    counts = [float(int(text.split()[0]) == len(picture.getcolors())) for text, _, picture in shown[:16]]
-    assert ours.logs[0]["rewards/count_reward/mean"] == pytest.approx(sum(counts) / 16)
-    assert ours.logs[0]["rewards/label/mean"] == pytest.approx(0.25)
