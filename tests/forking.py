@@ -1,9 +1,4 @@
-"""Processes without the imports: forked off one that has torch, transformers, TRL and this package already.
-
-A launch takes some ten seconds before anything happens, most of it for imports. Where the launch itself is not what is
-tested, `run` and `start` give a script or a module, its words, its environment and its folder to such a fork. Each
-process of pytest has one parent of forks, from its first use on.
-"""
+"""Processes without the imports: forked off one that has torch, transformers, TRL and this package already."""
 
 import atexit
 import functools

@@ -20,11 +20,7 @@ LABELS = ("harmless", "toxic", "rude")
 def save_tiny_classifier(
     folder: Path, tiny_model: Path, *, kind: Literal["bert", "llama"] = "bert", labels: int = 3, **config: Any
 ) -> Path:
-    """Save a classifier with the character tokenizer of `tests.support.save_tiny_model`.
-
-    Weights are drawn wide, so that texts and labels differ in their scores. A "bert" counts positions absolutely and
-    reads the first token, a "llama" reads the last one.
-    """
+    """Save a classifier whose wide weights tell texts and labels apart, with the tiny model's character tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     names = dict(enumerate(LABELS[:labels])) if labels <= len(LABELS) else {i: f"label {i}" for i in range(labels)}
     labelled = {"id2label": names, "label2id": {name: index for index, name in names.items()}}

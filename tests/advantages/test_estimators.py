@@ -1,7 +1,4 @@
-"""The estimators: by hand, against slow loops, on several ranks, what relates one to another, and what they refuse.
-
-For `pass_at_k` the slow loop builds all sets; the published formula, in whole numbers, is here beside it.
-"""
+"""The estimators: by hand, against slow loops, on several ranks, what relates one to another, and what they refuse."""
 
 import json
 import math

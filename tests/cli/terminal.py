@@ -1,7 +1,4 @@
-"""Running `trl-grpo-ext` as a person does, in a terminal of a given width, and as a pipe does.
-
-`invoke` runs it in this process, which costs no start; `run_command` runs the installed command.
-"""
+"""Running `trl-grpo-ext` as a person does, in a terminal of a given width, and as a pipe does."""
 
 import importlib
 import io

@@ -1,8 +1,4 @@
-"""Chat templates with tools, a tokenizer for each, and how a model writes in each of them.
-
-Templates are those that TRL ships, plus Mistral's form in our own words, and one that leaves the thoughts
-of earlier turns out. The tokenizers are byte-level, with a special token for every marker that is one in the models.
-"""
+"""Chat templates with tools, a tokenizer for each, and how a model writes in each of them."""
 
 import json
 from collections.abc import Callable

@@ -1,9 +1,4 @@
-"""Every two built-in hooks together: refused, or each changes the advantages beside the other, in whatever order.
-
-The batch has something for each hook: groups of mixed and of equal rewards, right, wrong and 0; completions that were
-cut off; thoughts and answers; repeated tokens, but not in all groups; spans; shared beginnings; a policy that has moved
-since it generated.
-"""
+"""Every two built-in hooks together: refused, or each changes the advantages beside the other, in whatever order."""
 
 import functools
 import json

@@ -1,8 +1,4 @@
-"""The distributions of `docs/examples` as a stranger meets them: built, installed by pip, and used.
-
-One environment has all three. The two trainings in it are started at the first use; what each plugin did is worked out
-once more here, from what was sampled, without the plugins' code.
-"""
+"""The distributions of `docs/examples` as a stranger meets them: built, installed by pip, and used."""
 
 import importlib.util
 import json

@@ -1,20 +1,17 @@
 """`RewardWatch`: every form of reward, what it says of one that fails, runs for long or cannot start, and its limit."""
 
-import asyncio
 import logging
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.judge_server import judge_server
-from tests.support import length_reward, relative_gap, train
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Job, run_job
 from trl_grpo_ext import GRPOExtConfig
@@ -83,30 +80,6 @@ def test_a_reward_that_cannot_start_is_named() -> None:
 
     with pytest.raises(PluginRunError, match="'starts' raised OSError: no such server"):
         RewardWatch().start_scoring([Starts()], ["starts"], [{"prompt": "?"}], prompts=["?"], completions=["a"])
-
-
-def as_generator(completion_ids: list[list[int]], **columns: Any) -> Iterator[float]:
-    yield from length_reward(completion_ids)
-
-
-def as_tensor(completion_ids: list[list[int]], **columns: Any) -> torch.Tensor:
-    return torch.tensor(length_reward(completion_ids))
-
-
-class AsyncCallable:
-    __name__ = "async_callable"
-
-    async def __call__(self, completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        await asyncio.sleep(0)
-        return length_reward(completion_ids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reward", [as_generator, as_tensor, AsyncCallable()], ids=["generator", "tensor", "async"])
-def test_every_form_trains_as_the_list_does(tiny_model: Path, tmp_path: Path, reward: Any) -> None:
-    listed = train(tiny_model, tmp_path / "list", max_steps=1, reward_timeout=60.0)
-    other = train(tiny_model, tmp_path / "other", max_steps=1, reward_funcs=reward)
-    assert relative_gap(other.gradients[0], listed.gradients[0]) == 0.0
 
 
 EARLY: Job = {"max_steps": 1, "per_device_train_batch_size": 4}

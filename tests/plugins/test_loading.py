@@ -125,11 +125,6 @@ class Weighs:
         return None
 
 
-class Reduces:
-    def reduce(self, loss, mask, totals):
-        return loss
-
-
 class Newer(Early):
     declares = HookDeclaration(role="transform", contract_version=99)
 

@@ -1,8 +1,4 @@
-r"""Pairs of a reference and a completion on which `math_accuracy` and TRL's `accuracy_reward` must agree.
-
-`ANSWERS` holds what stands in the box; `COMPLETIONS` holds whole completions. Right and wrong are not written down
-here: math-verify decides, and the test only asks whether ours is the same.
-"""
+"""Pairs of a reference and a completion on which `math_accuracy` and TRL's `accuracy_reward` must agree."""
 
 # A reference, and contents of a box with `¦` between them.
 _TABLE = r"""

@@ -115,23 +115,6 @@ def test_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda count: (0.5 for _ in range(count)), ""),
-        (lambda count: [float("nan")] * count, "NaN"),
-        (lambda count: [1e39] * count, "1e+39"),
-    ],
-)
-def test_what_a_reward_may_return(returned: Any, message: str) -> None:
-    def reward(completions: list[Any], **columns: Any) -> Any:
-        return returned(len(completions))
-
-    report = check("reward", reward, rules=["reward.run"])
-    assert report.ok == (message == "")
-    assert message in "".join(broken.message for broken in report.violations)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"colums": {}}, "'colums'"),

@@ -1,7 +1,4 @@
-"""What the kit says of rewards in the forms that public projects have: no rule is broken that they keep in a real run.
-
-The rewards are in our words, each correct for the data that it is made for, with its project.
-"""
+"""What the kit says of rewards in the forms of public projects: no rule is broken that they keep in a real run."""
 
 # ruff: noqa: B905  # as they are written there
 

@@ -1,7 +1,4 @@
-"""Aggregations of which each breaks one rule, and some that keep them all.
-
-Most are made of a function: of a rollout, or of the sum of a micro-batch's losses.
-"""
+"""Aggregations of which each breaks one rule, and some that keep them all."""
 
 import os
 import time

@@ -1,7 +1,4 @@
-"""Rewards with one planted defect each, published ones among them, and some that keep all rules.
-
-Most are a `By`: a function of the texts and the columns. A function in it need not pickle, where another rule is tried.
-"""
+"""Rewards with one planted defect each, published ones among them, and some that keep all rules."""
 
 from __future__ import annotations
 
@@ -176,6 +173,8 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.run", after(lambda texts, columns: exit_with(0))),
     ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
     ("reward.run", in_words),
+    ("reward.run", By(lambda texts, columns: [float("nan")] * len(texts))),
+    ("reward.run", By(lambda texts, columns: [1e39] * len(texts))),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
     ("reward.determinism", RemembersOnItself),
     ("reward.neighbours", FirstRowOnly),

@@ -1,7 +1,4 @@
-"""Every hook, and a chain of four, in two real processes that share a group: the same advantages as in one process.
-
-With 6 rows per process the second of three groups is cut in the middle. All trainings of this file share one launch.
-"""
+"""Every hook, and a chain of four, in two real processes that share a group: the same advantages as in one process."""
 
 import functools
 import json

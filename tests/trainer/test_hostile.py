@@ -1,7 +1,4 @@
-"""A plugin or reward that breaks its contract on one rank stops all ranks with one error, and none of them hangs.
-
-One launch runs them all in turn, with trainings in between that would not work had a rank been left in a collective.
-"""
+"""A plugin or reward that breaks its contract on one rank stops all ranks with one error, and none of them hangs."""
 
 from pathlib import Path
 

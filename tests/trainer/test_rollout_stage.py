@@ -220,9 +220,3 @@ def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> Non
 
     with pytest.raises(UpstreamError, match="'completion_mask'"):
         train(tiny_model, tmp_path, mixed(Cuts), hooks=[ByTokens()], max_steps=1)
-
-
-def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
-    with pytest.raises(UpstreamError, match="_calculate_rewards"):
-        run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])

@@ -1,7 +1,4 @@
-"""What a trainer does with a real `vllm serve` on the CPU while it answers and when it dies.
-
-Weights go through a file and `/collective_rpc`; everything else is TRL's.
-"""
+"""What a trainer does with a real `vllm serve` on the CPU while it answers and when it dies."""
 
 from collections.abc import Iterator
 from pathlib import Path

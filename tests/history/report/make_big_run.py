@@ -1,8 +1,4 @@
-"""Runs for the page, made through the real recorder.
-
-Nothing is trained here. A `Rollout` of random tokens goes through `TokenRecorder` and `write_records` as in a training,
-and beside it the log, settings and manifest are written that a training would leave.
-"""
+"""Runs for the page, made through the real recorder."""
 
 import dataclasses
 import json
@@ -68,10 +64,7 @@ def rollout_of(
 def write_step(
     folder: Path, step: int, rollout: Rollout, *, right: Sequence[str] | None = None, trained: bool = True
 ) -> Path:
-    """One file of token records of all rows of a generation batch, with made-up numbers for the forward.
-
-    `right` are the outcomes of the first reward, if it has some.
-    """
+    """One file of token records of all rows of a generation batch, with made-up numbers for the forward."""
     torch.manual_seed(step)
     mask_B_T = rollout.mask_B_T.clone()
     mask_B_T[:, 3] = 0.0  # as if a tool had written it

@@ -1,7 +1,4 @@
-"""The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything.
-
-Hostile completions are text and nothing else.
-"""
+"""The page in a real browser: what is hovered was saved, filters find what they should, keys reach everything."""
 
 import dataclasses
 import json

@@ -1,10 +1,4 @@
-"""Trainings that are killed while they save; one process that forks a child for each attempt.
-
-    python -m tests.launch.checkpoints.safe_checkpoint_worker SCENARIO MODEL FOLDER
-
-It trains two steps of the tiny model with a checkpoint after each, and stops before the second is saved. From there
-every child does that save, each ended at another moment, and what it left is judged. Results: `FOLDER/SCENARIO.json`.
-"""
+"""Trainings that are killed while they save, each in a child forked off one process: `... SCENARIO MODEL FOLDER`."""
 
 import faulthandler
 import functools
@@ -147,10 +141,7 @@ class Attempts:
 
 
 def kills(model: Path, folder: Path, *, replaces: bool, events: range) -> list[dict[str, Any]]:
-    """Kill the second save at every operation in turn, and in the middle of files; one row for each.
-
-    Either it replaces a checkpoint of its name, or every tenth attempt is resumed.
-    """
+    """Kill the second save at every operation in turn, and in the middle of files; it may replace one of its name."""
     rows: list[dict[str, Any]] = []
     other = {"max_steps": 2, "learning_rate": 0.03} if replaces else {}
     make(model, folder / "other", **other).train()

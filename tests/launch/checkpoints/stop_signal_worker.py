@@ -1,7 +1,4 @@
-"""One rank of a training in which one of two is signalled or cannot write: `... stop_signal_worker MODEL FOLDER NAME`.
-
-`NAME` is one of `JOBS`; what became of it is in `FOLDER/NAME.rank`.
-"""
+"""One rank of a training in which one of two is signalled or cannot write: `... MODEL FOLDER NAME`."""
 
 import faulthandler
 import json

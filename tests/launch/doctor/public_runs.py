@@ -1,7 +1,4 @@
-"""Run files and training scripts in the forms that public projects have, in our words, with their values shortened.
-
-Each names the project whose form it is, and the words that must, and that must not, be in what doctor says.
-"""
+"""Run files and training scripts in the forms that public projects have, in our words, with their values shortened."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,4 @@
-"""Two steps of plain SGD on scripted rollouts, so that the saved weights say what the gradients were.
-
-    gradients.py CASES.json MODEL FOLDER ROWS
-
-The weights of each case go to FOLDER/CASE; ROWS completions are one process's micro-batch.
-"""
+"""Two steps of plain SGD on scripted rollouts, whose weights say the gradient: `... CASES.json MODEL FOLDER ROWS`."""
 
 import json
 import sys

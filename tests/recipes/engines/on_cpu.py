@@ -1,11 +1,4 @@
-"""Runs scripts in a launched process on the CPU, one after another, and writes down what each rank really was.
-
-    accelerate launch --config_file FILE tests/recipes/engines/on_cpu.py RUNS.json FOLDER
-
-RUNS.json is a list of `{"name": ..., "script": ..., "arguments": [...]}`. The launcher's file is a shipped one; what it
-cannot do on the CPU is changed here. Runs share a process, and so the imports and the process group; Accelerate forgets
-the one before.
-"""
+"""Runs scripts one after another in a process launched on the CPU, and notes what each rank really was."""
 
 import gc
 import json

@@ -1,7 +1,4 @@
-"""Packed rows, with each prompt once or not, give the log-probabilities and the gradient of rows by themselves.
-
-With a float64 forward to 1e-9. Trainings are in `test_updates` and `test_parity`.
-"""
+"""Packed rows, with each prompt once or not, give the log-probabilities and the gradient of rows by themselves."""
 
 import logging
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Rows taken out of micro-batches and put together in new ones keep every value that counts.
-
-The batch is made up in TRL's form. That the gradient is the same is in `test_updates` and `test_parity`.
-"""
+"""Rows taken out of micro-batches and put together in new ones keep every value that counts."""
 
 import copy
 from typing import Any

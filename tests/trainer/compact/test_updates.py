@@ -1,7 +1,4 @@
-"""Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`, and what they log.
-
-The grid of TRL's settings is in `test_parity`.
-"""
+"""Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`, and what they log."""
 
 import math
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""The contract with the TRL that is installed: what `upstream` lists is there, is complete, and behaves as we assume.
-
-Nothing here uses our trainer where TRL's own can be asked.
-"""
+"""The contract with the installed TRL: what `upstream` lists is there, is complete, and behaves as we assume."""
 
 import ast
 import functools
