@@ -127,6 +127,49 @@ def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = 
 
 def missing_state(folder: Path, process: int, processes: int) -> str:
     """What transformers does not find for a process in a checkpoint and goes on without; empty if nothing."""
+    names = {path.name for path in folder.iterdir()}
+    random_state = f"rng_state_{process}.pth" if processes > 1 else "rng_state.pth"
+    optimizer = any(name.startswith(("optimizer", "scheduler.pt")) or name == "latest" for name in names)
+    return " and ".join(["optimizer state"] * (not optimizer) + [random_state] * (random_state not in names))
+
+
+def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
+    """Refuse to resume from a damaged checkpoint; a folder of weights alone is not judged."""
+    if not (folder / STATE).is_file() and not _CHECKPOINT.match(folder.name):
+        return
+    if problem := checkpoint_problem(folder, all_checksums=all_checksums):
+        raise CheckpointError(f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint.")
+
+
+def _of_state(folder: Path) -> Iterator[str]:
+    """What is wrong with the file that transformers writes last."""
+    match = _CHECKPOINT.match(folder.name)
+    if not (folder / STATE).is_file():
+        yield f"{STATE} is missing"
+    elif (state := _json(folder / STATE)) is None:
+        yield f"{STATE} is no JSON"
+    elif match and state.get("global_step") != int(match[1]):
+        yield f"{STATE} speaks of step {state.get('global_step')!r}"
+
+
+def _of_weights(folder: Path) -> Iterator[str]:
+    indexes = [folder / name for name in _INDEXES if (folder / name).exists()]
+    for index in indexes:
+        shards = (_json(index) or {}).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            yield f"{index.name} names no shards"
+        elif missing := sorted({str(shard) for shard in shards.values() if not (folder / str(shard)).is_file()}):
+            yield f"{len(missing)} shard(s) of {index.name} are missing, the first is {missing[0]}"
+    parts = [path.name for path in folder.iterdir() if path.is_dir() and path.name.startswith(_SHARDED)]
+    yield from (f"{name}/.metadata is missing" for name in parts if not (folder / name / ".metadata").is_file())
+    files = any(next(folder.glob(pattern), None) for name in _WEIGHTS for pattern in (name, f"*/{name}"))
+    sharded = any(name.startswith(_SHARDED[0]) for name in parts)
+    if not (indexes or files or sharded or (folder / "latest").is_file()):
+        yield "it has no weights"
+
+
+def _of_training_state(folder: Path) -> Iterator[str]:
+    """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
     names = sorted(path.name for path in folder.iterdir())
     ranks = sorted(int(match[1]) for name in names if (match := _RNG_STATE.match(name)))
     found = {
