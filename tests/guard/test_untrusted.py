@@ -37,9 +37,10 @@ def test_json_and_paths_are_held_to_the_same(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError):
             read_settings(path)
     file = tmp_path / "ds.json"
-    file.write_text("[" * 100_000)
-    with pytest.raises(ConfigurationError, match=r"ds\.json"):
-        read_settings(file)
+    for content in ("[" * 100_000, '{"a": 1, "a": 2}'):
+        file.write_text(content)
+        with pytest.raises(ConfigurationError, match=r"ds\.json"):
+            read_settings(file)
 
 
 def test_honest_settings_are_read_as_yaml_reads_them(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError, EngineError
+from trl_grpo_ext.errors import EngineError
 from trl_grpo_ext.launch.engine import ENGINES, EngineCheck, ExpectedRun, check_launch, differences, launched_engine
 
 PARAMETERS = {"parameters": 1000, "parameters_here": 1000, "bits": 0, "quantised_layers": 0, "dtype": "float32"}
@@ -45,8 +45,10 @@ def test_launched_engine_of_deepspeeds_own_file(tmp_path: Path) -> None:
     assert launched_engine({}, SimpleNamespace(deepspeed=str(file))) == "zero1"
     assert launched_engine({}, SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})) == "zero3"
     assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None  # left open
+    file.write_text('{\n\t"zero_optimization": {"stage": 3}}')
+    assert launched_engine({}, SimpleNamespace(deepspeed=file.rename(tmp_path / "ds"))) == "zero3"
     file.write_text("{")
-    with pytest.raises(ConfigurationError, match=r"ds\.json"):
+    with pytest.raises(EngineError, match=r"ds\.json"):
         launched_engine(by_launcher)
 
 

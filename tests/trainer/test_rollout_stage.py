@@ -124,6 +124,37 @@ class Adapts(GRPOTrainer):
         return super()._calculate_rewards(*arguments)
 
 
+class AdaptsInPlace(GRPOTrainer):
+    """Halves the weights that it finds, where they are."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights *= 0.5
+        return batch
+
+
+class Halves(GRPOTrainer):
+    """The same in a new tensor."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.reward_weights = self.reward_weights * 0.5
+        return batch
+
+
+@pytest.mark.slow
+def test_reward_weights_changed_in_place_count_from_the_next_batch(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"reward_funcs": [length_reward, Scaled()], "max_steps": 3, "scale_rewards": "none"}
+    theirs = train(tiny_model, tmp_path, Halves, **settings)
+    for base in (Halves, AdaptsInPlace):
+        watch = WatchBoth()
+        ours = train(tiny_model, tmp_path, mixed(base), hooks=[watch], **settings)
+        assert relative_gap(ours.weights, theirs.weights) <= 1e-6
+        assert [rollout.reward_weights_K.tolist()[0] for rollout in watch.rollouts] == [1.0, 0.5, 0.25]
+    shaped = train(tiny_model, tmp_path, mixed(Halves), hooks=[ByTokens()], **settings)
+    assert shaped.trainer.reward_weights.tolist() == theirs.trainer.reward_weights.tolist()
+
+
 @pytest.mark.slow
 def test_rewards_that_a_users_class_changes(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"prompt_count": 8, "max_steps": 3}

@@ -134,7 +134,8 @@ def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
         what = f"{type(returned).__name__}, {returned!r:.80}"
         if isinstance(values, list | tuple):
             what = f"{len(values)} values for {count} completions"
-        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return a number or None for each.")
+        wanted = f"a list with a number or None for each of {count} completions"
+        raise PluginOutputError(f"The reward {reward!r} returned {what}; it must return {wanted}.")
     return [_checked(value, row, reward) for row, value in enumerate(values)]
 
 

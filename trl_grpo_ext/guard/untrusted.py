@@ -60,7 +60,7 @@ def read_settings(path: str | Path, *, may_be_empty: bool = False) -> dict[str, 
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or bytes that are no UTF-8
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
-    settings = parse_yaml(text, name, as_json=Path(path).suffix == ".json")
+    settings = parse_yaml(text, name, json_only=Path(path).suffix == ".json")
     if settings is None and may_be_empty:
         return {}
     if not isinstance(settings, dict):
@@ -68,17 +68,26 @@ def read_settings(path: str | Path, *, may_be_empty: bool = False) -> dict[str, 
     return {str(key): value for key, value in settings.items()}
 
 
-def parse_yaml(text: str, name: str, *, exponents: bool = False, as_json: bool = False) -> Any:
-    """Read YAML in which no key stands twice; `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3."""
+def parse_yaml(text: str, name: str, *, exponents: bool = False, json_only: bool = False) -> Any:
+    """Read YAML or JSON in which no key stands twice.
+
+    `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3.
+    """
     import yaml  # here, because most commands need no YAML
 
     try:
-        return json.loads(text) if as_json else yaml.load(text, _loader(exponents))
+        return json.loads(text, object_pairs_hook=_unique) if json_only else yaml.load(text, _loader(exponents))
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
     except Exception as error:  # PyYAML leaks ValueError, TypeError and others on odd scalars and keys
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
         raise ConfigurationError(f"{name} cannot be read: {problem}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ConfigurationError(f"a key twice: keep one of {one_line([key for key, _ in pairs], 200)}.")
+    return found
 
 
 @cache

@@ -5,9 +5,11 @@ load, `check_launch` compares the launcher's request, which is in the environmen
 training begins, `EngineCheck` compares the wrapped model with it. Facts are of Accelerate 1.15 and transformers 5.23.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from accelerate.utils import DistributedType, gather_object, str_to_bool
 from transformers import TrainerCallback
 
 from ..errors import EngineError
-from ..guard.untrusted import read_settings
 
 __all__ = ["ENGINES", "EngineCheck", "ExpectedRun", "check_launch", "launched_engine"]
 
@@ -35,14 +36,20 @@ class ExpectedRun:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """The engine that launcher or training arguments ask for; None if it is the arguments' `fsdp`."""
+    """The engine that launcher or training arguments ask for; None if it is the arguments' `fsdp`.
+
+    An `EngineError` if DeepSpeed's file cannot be read.
+    """
     env = os.environ if environment is None else environment
     deepspeed = getattr(args, "deepspeed", None)
     if str_to_bool(env.get("ACCELERATE_USE_DEEPSPEED", "false")) or deepspeed is not None:
         file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if deepspeed is None else deepspeed
         if not file or str(file).lower() == "none":
             return f"zero{env.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
-        settings = file if isinstance(file, Mapping) else read_settings(file)
+        try:  # as DeepSpeed reads it, whatever it is called
+            settings = file if isinstance(file, Mapping) else json.loads(Path(file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EngineError(f"DeepSpeed's configuration {str(file)!r} cannot be read: {error}") from error
         return f"zero{settings.get('zero_optimization', {}).get('stage', 0)}"
     if str_to_bool(env.get("ACCELERATE_USE_FSDP", "false")):
         return f"fsdp{env.get('FSDP_VERSION', '1')}"

@@ -73,7 +73,8 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. Write {forms}.")
     for key in mapping:
         if not isinstance(key, str):
-            raise ConfigurationError(f"The parameter name {key!r} in {value!r} is not a string: put it in quotes.")
+            what = f"The parameter name {key!r} in {value!r} is not a string"
+            raise ConfigurationError(f"{what}. YAML reads on, off, yes, no and numbers so: put it in quotes.")
     parameters = {key: of for key, of in mapping.items() if key != "name"}
     *before_colon, name = parts
     if kind != "reward" and "weight" in parameters:
@@ -86,7 +87,8 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
-            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}, and no mapping of parameters.")
+            wanted = "a mapping such as {timeout: 5, on_error: null}"
+            raise ConfigurationError(f"The guard of the reward {name!r} is {guard!r}; it must be {wanted}.")
     on = {one for one in FACTS[kind].switches if checked_flag(f"{name}: {one}", parameters.pop(one, False))}
     distribution = before_colon[0] if before_colon else None
     return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))

@@ -170,15 +170,14 @@ def _of_weights(folder: Path) -> Iterator[str]:
 
 def _of_training_state(folder: Path) -> Iterator[str]:
     """All of optimizer, scheduler and random states, or none: transformers silently goes on without what is missing."""
-    names = {path.name for path in folder.iterdir()}
+    names = sorted(path.name for path in folder.iterdir())
     ranks = sorted(int(match[1]) for name in names if (match := _RNG_STATE.match(name)))
-    by_deepspeed = "latest" in names  # it keeps optimizer and scheduler
     found = {
-        "optimizer.pt": by_deepspeed or any(name.startswith("optimizer") for name in names),
-        "scheduler.pt": by_deepspeed or "scheduler.pt" in names,
-        "rng_state.pth": bool(ranks) or "rng_state.pth" in names,
+        "optimizer.pt": [name for name in names if name == "latest" or name.startswith("optimizer")],
+        "scheduler.pt": [name for name in names if name in ("scheduler.pt", "latest")],  # DeepSpeed has its own
+        "rng_state.pth": [name for name in names if name == "rng_state.pth" or _RNG_STATE.match(name)],
     }
-    if by_deepspeed:
+    if "latest" in names:
         states = folder / (folder / "latest").read_text(errors="replace").strip()
         if states == folder or not states.is_dir():
             yield f"DeepSpeed's folder {states.name!r} is missing"
@@ -188,7 +187,7 @@ def _of_training_state(folder: Path) -> Iterator[str]:
         yield "DeepSpeed's file `latest` is missing"
     missing = [name for name, there in found.items() if not there]
     if 0 < len(missing) < len(found):
-        has = next(name for name, there in found.items() if there)
+        has = next(there[0] for there in found.values() if there)
         yield f"it has {has} and no {' and no '.join(missing)}"
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
         yield f"it has the random states of ranks {ranks} and not of those between"

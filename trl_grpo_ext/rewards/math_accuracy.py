@@ -74,7 +74,8 @@ class MathAccuracy(Judged):
     - Different exact fractions are not equal. To math-verify they are if the difference vanishes in floating point.
     - A reference is read as a whole, and unparseable if that cannot be. Math-Verify takes the last number of what it
       cannot parse: 0 for `3x-y+13=0`. What its grammar does not know is right as the same text.
-    - The reference `3,5` is a list. To Math-Verify it is 3.5, as here in an amount such as `3,5%` or `3,50 euros`.
+    - The references `3,5` and `3,5 cm` are lists, so write decimals with a point. To Math-Verify they are 3.5, as
+      `3,5%` and `3,50 euros` are here.
     - Notation that it misreads is rewritten: `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
       `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
       `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.

@@ -127,7 +127,7 @@ class RolloutStage:
             watch.check_finite(rewards_N_K, names)
             part_names = agreed_names(watch.parts, self.facts.agreement.gather, self.facts.device)
             metrics = part_metrics(watch.parts, part_names, self.facts.agreement.gather, self.facts.device)
-        self._sampling.weights_K = trl.reward_weights
+        self._sampling.weights_K = trl.reward_weights.clone()  # which a class may change in place
         self.records.pass_at_k.add(rewards_N_K)
         self.records.add_metrics(metrics | watch.counts(rewards_N_K, names, self.facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)

@@ -211,7 +211,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "forward": ({"advantage_hooks": ["low_probability"]}, "log-probabilities"),
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs ref_logps"),
     "teacher": ({"advantage_hooks": [TEACHER]}, "'teacher_log_ratio' needs some/model"),
-    "column": ({"rewards": ["gsm8k_accuracy"]}, r"'gsm8k_accuracy' .*'answer'.*--dataset"),
+    "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy .*'answer'.*--dataset"),
     "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1"),
     "loss type": ({"loss_type": "nope"}, "'nope'.*dapo"),
     "a crash": ({"rewards": [fragile]}, r"step 10: .*'fragile' .*ZeroDivisionError.*row 3 of 4, .*'no'"),

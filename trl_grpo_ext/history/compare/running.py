@@ -23,7 +23,7 @@ from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import call
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, RewardDeclaration, Rollout, StepTotals, Totals, implements, role_of
+from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, tensor_of
 from .selections import LoadedSelection, RewardSource, check_weights
 
@@ -228,12 +228,8 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
                 "log_metric": lambda name, value: None,
             },
         )
-    except RewardError as error:
-        reference = RewardDeclaration.of(source.function).reference_column
-        if reference is None or reference in columns:
-            raise RewardError(f"{selection}, {batch.where}: {error}") from error
-        what = f"{selection}: the reward {source.name!r} needs the data set's column {reference!r}"
-        raise ConfigurationError(f"{what}. Name a file with it and the prompts: --dataset.") from error
+    except RewardError as error:  # often a column that is missing
+        raise RewardError(f"{selection}, {batch.where}: {error} The data set's columns come from --dataset.") from error
     except (PluginOutputError, PluginRunError) as error:
         raise type(error)(f"{selection}, {batch.where}: {error}") from error
     parts = watch.parts.get(source.name)

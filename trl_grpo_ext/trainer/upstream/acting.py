@@ -94,6 +94,9 @@ def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tens
                 shown.enter_context(lent(trainer, **columns))
 
         yield more
+    functions = len(trainer.reward_funcs)
+    if len(trainer.reward_weights) > functions:  # a class made others of those that it saw, a shaper's too
+        trainer.reward_weights = trainer.reward_weights[:functions]
 
 
 def restore_after_trial(trainer: Any) -> AbstractContextManager[None]:
