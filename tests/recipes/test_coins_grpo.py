@@ -2,10 +2,14 @@
 
 import json
 import random
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from bench import coins as bench
 from tests.recipes.launching import RECIPES, options, trained
@@ -65,6 +69,20 @@ def test_the_page_says_what_the_raw_runs_say() -> None:
         assert f"| {arm} | {bench.tuned(lines, arm):g} | 5 | {mean} |" in page
 
 
+def paid_by_answers(row: dict[str, Any]) -> list[float]:
+    """What each turn took, from the coins that the environment's answers show, while a turn takes one of several."""
+    left = [int(coin) for coin in json.loads(row["prompt"])[0]["content"].split()]
+    paid = []
+    for turn, tokens in groupby(zip(row["turns"], row["tokens"], strict=True), key=itemgetter(0)):
+        if turn == -1:
+            shown = [int(token) for _, token in tokens if token.strip().isdigit()]
+            if len(left) < 3 or len(shown) != len(left) - 1:
+                break
+            paid.append(float(sum(left) - sum(shown)))
+            left = shown
+    return paid
+
+
 @pytest.mark.slow
 def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     words = options(supervised_steps=30, max_steps=2, per_device_eval_batch_size=16, eval_games=16, train_games=16)
@@ -72,5 +90,9 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     for which in ("before", "after"):
         assert {"environment_steps", "of_best"} <= run.metrics[which].keys()
     assert run.metrics["run"]["recipe"]["credit"] == "turns"
-    assert list((tmp_path / "output" / "token_records").glob("*.parquet"))
+    files = list((tmp_path / "output" / "token_records").glob("*.parquet"))
+    rows = [row for file in files for row in parquet.read_table(file).to_pylist()]
+    paid = [paid_by_answers(row) for row in rows]
+    assert [row["part_scores"][: len(turns)] for row, turns in zip(rows, paid, strict=True)] == paid
+    assert max(map(len, paid)) > 1
     assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
