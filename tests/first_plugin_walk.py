@@ -87,10 +87,7 @@ def apply_edits(diff: str, folder: Path) -> None:
 
 
 def differences(expected: str, printed: str) -> list[str]:
-    """The lines that the page shows and the command did not print, in this order.
-
-    Three dots stand for anything, how wide the gaps are does not count, nor what a number with a decimal point is.
-    """
+    """The lines of the page that the command did not print, in this order; dots, gaps and decimals stand for any."""
     wrong = []
     position = 0
     for line in (line for line in expected.splitlines() if line.strip() not in ("", "...")):

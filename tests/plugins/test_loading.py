@@ -308,7 +308,7 @@ def test_plugins_carry_the_name_by_which_they_were_selected(
     assert not hasattr(own.shared, "__name__")  # others hold it too
 
 
-def test_reward_list_has_weights_and_the_names_that_trl_gives(own: ModuleType) -> None:
+def test_reward_list_keeps_weights_and_the_names_that_trl_gives(own: ModuleType) -> None:
     from trl.trainer.utils import get_callable_name
 
     weighed = ["{name: own_plugins:Factory, target: 1, weight: 0.25}", _with("plain", scale=2.0, weight=2)]
@@ -317,9 +317,6 @@ def test_reward_list_has_weights_and_the_names_that_trl_gives(own: ModuleType) -
     assert rewards.weights == [0.25, 2.0, 1.0, 1.0, 1.0]
     assert rewards.names == ["Factory", "plain", "length_reward", "Slots", "nested"]
     assert rewards.names == [get_callable_name(reward) for reward in rewards]
-
-
-def test_reward_list_survives_pickling_and_loading_again(own: ModuleType) -> None:
     rewards = load_rewards([_with("Factory", target=1, weight=0.5), "own_plugins:plain"])
     for copy in (pickle.loads(pickle.dumps(rewards)), load_rewards(rewards)):
         assert isinstance(copy, RewardList)

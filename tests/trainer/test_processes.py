@@ -1,9 +1,4 @@
-"""The same rollouts give one gradient, however they are cut into processes and micro-batches; with gloo and DDP.
-
-The cuts differ in the rows that meet (TRL shuffles, with a seed of each cut's own), in padding and in processes. Plain
-SGD with a KL penalty, two hooks, and completions that the truncation mask empties; the aggregation changes at every
-step. All trainings of two processes share one launch.
-"""
+"""The same rollouts give one gradient, however they are cut into processes and micro-batches; with gloo and DDP."""
 
 import json
 import math

@@ -1,8 +1,4 @@
-"""TRL's asynchronous trainer with plugins, sampling with a real `vllm serve` on the CPU.
-
-TRL sends weights over NCCL alone; here they go through a file. The rest of the worker, and of what it asks the server,
-is TRL's.
-"""
+"""TRL's asynchronous trainer with plugins, sampling with a real `vllm serve` on the CPU."""
 
 from pathlib import Path
 from typing import Any
