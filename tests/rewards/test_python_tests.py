@@ -253,7 +253,9 @@ WORTH_NOTHING = {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.DIED, Outcome.TIMEOUT
 def test_objects_of_a_library_cannot_be_judged_by_their_class() -> None:
     code = "import pandas as pd, re\ndef f(n): return pd.DataFrame({'a': range(n)})\ndef g(df): return df['a'].sum()\n"
     code += "def h(): return re.compile('a')\ndef k(n): return [n]\nclass M: pass\nM.__name__ = 'Mapping'\n"
-    code += "M.__module__ = 'collections.abc'"
+    code += (
+        "M.__module__ = 'collections.abc'\nclass Series: pass\nSeries.__module__ = 'pandas'\ndef s(): return Series()"
+    )
     own = "pd.DataFrame({'a': range(3)})"
     tests = {
         "assert isinstance(f(3), pd.DataFrame)": Outcome.UNPARSEABLE,
@@ -263,6 +265,9 @@ def test_objects_of_a_library_cannot_be_judged_by_their_class() -> None:
         f"pd.testing.assert_frame_equal(f(3), {own})": Outcome.UNPARSEABLE,
         f"assert g({own}) == 3": Outcome.UNPARSEABLE,
         "import re\nassert isinstance(h(), re.Pattern)": Outcome.UNPARSEABLE,
+        f"assert g({own}) in (3, 4) and k(1) == [1]": Outcome.UNPARSEABLE,  # passes whatever the code makes of it
+        # Whoever claims to be of a library decides nothing else.
+        "r = s()\nif isinstance(r, pd.Series): r = r.tolist()\nassert r == [1]": Outcome.WRONG,
         # What is data, or says that it is of a class that may be, decides.
         "assert f(3).shape == (3, 1)": Outcome.RIGHT,
         "assert f(3).shape == (3, 2)": Outcome.WRONG,

@@ -151,8 +151,9 @@ def test_reward_weights_changed_in_place_count_from_the_next_batch(tiny_model: P
         ours = train(tiny_model, tmp_path, mixed(base), hooks=[watch], **settings)
         assert relative_gap(ours.weights, theirs.weights) <= 1e-6
         assert [rollout.reward_weights_K.tolist()[0] for rollout in watch.rollouts] == [1.0, 0.5, 0.25]
-    shaped = train(tiny_model, tmp_path, mixed(Halves), hooks=[ByTokens()], **settings)
-    assert shaped.trainer.reward_weights.tolist() == theirs.trainer.reward_weights.tolist()
+    for base in (Halves, AdaptsInPlace):  # they see the shaper's weight too
+        with pytest.raises(ConfigurationError, match="by_tokens"):
+            train(tiny_model, tmp_path, mixed(base), hooks=[ByTokens()], **settings)
 
 
 @pytest.mark.slow

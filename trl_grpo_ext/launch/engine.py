@@ -86,7 +86,8 @@ def check_launch(
         found.append(f"{what}. To run on the CPU, pass --use_cpu to this script, not in the launch file alone.")
     elif slurm_nodes > nodes and "GROUP_WORLD_SIZE" in env:
         what = f"Slurm runs this step on {slurm_nodes} nodes, but they are {slurm_nodes} jobs of {nodes} node(s) each"
-        found.append(f"{what}. Give each --num_machines, its own --machine_rank and one --main_process_ip.")
+        give = "--num_machines, its own --machine_rank and the first's address as --main_process_ip"
+        found.append(f"{what}. Give each node {give}.")
     if engine is not None and expected.engine not in (None, engine):
         found.append(f"The settings were made for engine {expected.engine}, but the launch is {engine}: change one.")
     if expected.processes not in (None, processes):
@@ -153,7 +154,9 @@ def differences(expected: ExpectedRun, run: Mapping[str, Any]) -> list[str]:
     if engine in _SHARDED and processes > 1 and run["parameters_here"] > (all_of_it + all_of_it / processes) / 2:
         what = f"{engine} was to shard the parameters over {processes} processes"
         held = f"this one holds {run['parameters_here']:,} of {all_of_it:,}"
-        advice = "Set bnb_4bit_quant_storage to the dtype, or lower stage3_param_persistence_threshold"
+        advice = "With 4-bit weights set bnb_4bit_quant_storage to the dtype"
+        if engine == "zero3":
+            advice += "; for a small model lower stage3_param_persistence_threshold"
         found.append(f"{what}, but {held}. {advice}.")
     if expected.bits not in (None, run["bits"]):
         got = f"{run['quantised_layers']} layers of {run['bits']} bits"

@@ -130,6 +130,13 @@ def test_the_policy_names_exactly_this_style_and_this_script(shown: Page) -> Non
     assert set(kinds) == {None, "application/json", "application/gzip"}
 
 
+def test_the_scripts_never_make_elements_of_text() -> None:
+    made = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|DOMParser|setHTML|srcdoc"
+    scripts = [file.read_text() for file in (Path(page_module.__file__).parent / "assets").glob("*.js")]
+    assert scripts
+    assert not re.search(made, "".join(scripts))
+
+
 def unpack(text: str) -> Any:
     """What the page's script reads."""
     return json.loads(gzip.decompress(base64.b64decode(text)))

@@ -120,6 +120,7 @@ class Side(wire.Conversation):
         self.ran = 0  # asserts
         self.empty = 0  # loops and comparisons of nothing
         self.failure = self.reason = self.doubt = self.stand_in = ""
+        self.unsure = ""  # why the assertion at hand says nothing if it fails
         self.failed: list[BaseException] = []  # asserts that nobody expects to fail: they count whoever catches them
         self.sites: dict[str, bool] = {}
         self._first: dict[str, tuple[str, Any]] = {}
@@ -161,6 +162,8 @@ class Side(wire.Conversation):
             return "fail", self.failure or "an assert failed, and its exception was caught"
         if self.reason:
             return "unjudged", self.reason
+        if self.stand_in:  # whoever ignores it may pass
+            return "unjudged", f"the code gets a stand-in for the tests' {self.stand_in}"
         if not self.ran and (self.empty or self.doubt):
             return "fail", "what the code returned kept all asserts from running"
         if self.doubt or not self.ran:
@@ -192,6 +195,8 @@ class Side(wire.Conversation):
 
     def begin(self) -> int:
         """Begin an assertion: the sides of its comparisons, what is wrong with them, the empty loops so far."""
+        if not self._open:
+            self.unsure = ""
         self._open.append(({}, [], self.empty))
         return len(self._open) - 1
 
@@ -238,7 +243,14 @@ class Side(wire.Conversation):
 
     def check(self, token: int, value: Any) -> bool:
         held = bool(value)
+        if not held:
+            self.reason = self.reason or self.unsure
         return (self._holds(token) and held) or self._goes_on("an assert failed")
+
+    def doubt_class(self, reason: str) -> None:
+        """An assertion asks whether an object of the solution is of a class, of which only the solution could know."""
+        if self._open:
+            self.unsure = reason
 
     def value(self, token: int, value: Any) -> Any:
         self._holds(token)
@@ -270,6 +282,7 @@ class Side(wire.Conversation):
                 if not isinstance(error, AssertionError) and type(error).__name__ != "Failed":  # pytest's
                     raise
                 self.failing(error)
+                self.reason = self.reason or self.unsure
                 if not self._goes_on(str(error)[:MAX_TEXT]):
                     raise
             self._holds(token)

@@ -14,6 +14,7 @@ from trl.kernels import chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, pad
 
+from ...errors import ConfigurationError
 from ..batch import whole_rows
 from . import contract, reading
 from .reading import RunFacts
@@ -83,20 +84,26 @@ def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "ri
 @contextmanager
 def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str], torch.Tensor | None], None]]:
     """A context in which TRL's reward functions, names and weights match the columns of rewards."""
+    added: Sequence[str] = ()
+    ours = before = torch.empty(0)
     with ExitStack() as shown:
 
-        def more(added: Sequence[str], weights_K: torch.Tensor | None) -> None:
+        def show(names: Sequence[str], weights_K: torch.Tensor | None) -> None:
+            nonlocal added, ours, before
             shown.close()
+            added = names
             if weights_K is not None:
-                names = [*trainer.reward_func_names, *added]
-                functions = [*trainer.reward_funcs, *[None] * len(added)]
-                columns = {"reward_func_names": names, "reward_funcs": functions, "reward_weights": weights_K}
-                shown.enter_context(lent(trainer, **columns))
+                before = weights_K
+                ours = weights_K.clone()
+                columns: dict[str, Any] = {"reward_func_names": [*trainer.reward_func_names, *added]}
+                columns["reward_funcs"] = [*trainer.reward_funcs, *[None] * len(added)]
+                shown.enter_context(lent(trainer, **columns, reward_weights=ours))
 
-        yield more
-    functions = len(trainer.reward_funcs)
-    if len(trainer.reward_weights) > functions:  # a class made others of those that it saw, a shaper's too
-        trainer.reward_weights = trainer.reward_weights[:functions]
+        yield show
+        now = trainer.reward_weights
+        if added and len(now) == len(ours) and not (now is ours and torch.equal(now, before)):
+            what = f"A base class changes reward_weights while those of {', '.join(added)} are among them"
+            raise ConfigurationError(f"{what}. Set them before the rewards are computed.")
 
 
 def restore_after_trial(trainer: Any) -> AbstractContextManager[None]:
