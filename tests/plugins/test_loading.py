@@ -199,6 +199,13 @@ def test_dotted_path_that_leads_nowhere(write_module: Callable[..., None], path:
     assert f"no installed distribution is called '{path.partition(':')[0]}'" in str(caught.value)
 
 
+def test_a_misspelt_group_is_named(write_module: Callable[..., None], tmp_path: Path) -> None:
+    write_module("own_group", "def lost(completions, **columns): return []")
+    write_distribution(tmp_path, "group-dist", {"trl_grpo_ext.reward": {"lost": "own_group:lost"}})
+    with pytest.raises(UnknownPluginError, match=r"group-dist declares it in the group 'trl_grpo_ext\.reward'"):
+        resolve("reward", "lost")
+
+
 def test_dotted_path_whose_module_fails(write_module: Callable[..., None]) -> None:
     write_module("own_fails", "1 / 0")
     with pytest.raises(BrokenPluginError, match=r"own module own_fails .* ZeroDivisionError") as c:

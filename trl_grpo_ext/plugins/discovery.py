@@ -212,6 +212,12 @@ def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> s
     module, dot, attribute = asked.name.rpartition(".")
     if dot:
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
+    known = _KIND_OF_GROUP.keys() | _KIND_OF_ALIASES.keys()
+    for distribution in installed.distributions.values():
+        for entry in distribution.entry_points:
+            if entry.name == asked.name and entry.group.startswith("trl_grpo_ext") and entry.group not in known:
+                groups = ", ".join(GROUPS.values())
+                text += f" {distribution.name} declares it in the group {entry.group!r}, which is none of {groups}."
     names = sorted({info.name for info in offered})
     text += f" Installed: {', '.join(names) or 'none'}." if kind else " `trl-grpo-ext list` shows what there is."
     return text
