@@ -21,4 +21,4 @@ def test_messages_in_what_was_written() -> None:
     assert messages_in('[{"role": "user", "content": "hi"}]') == [{"role": "user", "content": "hi"}]
     assert [messages_in(text) for text in ('[{"a": 1}]', '[{"cut')] == ['[{"a": 1}]', '[{"cut']
     assert plain_messages(({"content": "x", "name": None},)) == [{"content": "x"}]
-    assert reason_of(ValueError("\x1b[31mred.\nmore")) == "?[31mred"
+    assert reason_of(ValueError("\x1b[31mred.\nmore.")) == "\\x1b[31mred. more"
