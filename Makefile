@@ -71,8 +71,9 @@ evidence: $(READY)
 	$(BIN)/python -m bench.parts dense --docs docs/evidence.md
 	$(EVIDENCE) gate
 	$(EVIDENCE) gate --form json --parts 8
-	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 12 && $(EVIDENCE) time --parts 8 12
+	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 12 4 && $(EVIDENCE) time --parts 8 12
 	$(EVIDENCE) train --parts 8 --arms "places shuffled" "no places"
+	$(EVIDENCE) train --parts 12 --arms "parts before" && $(EVIDENCE) train --parts 8 --arms "plain TRL" --seeds 1
 	$(EVIDENCE) tune --parts 8 --arms weighed teacher && $(EVIDENCE) train --parts 8 --arms weighed teacher --seeds 1 2 3
 	$(BIN)/python -m bench.samplers --docs docs/evidence.md
 	$(EVIDENCE) report --docs docs/evidence.md
