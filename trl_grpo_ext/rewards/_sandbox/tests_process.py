@@ -176,7 +176,7 @@ class Side(wire.Conversation):
         """Whether a value is the solution's, whatever name the tests have for it."""
         return isinstance(value, Remote | RemoteType) or self._numbers.get(id(value), 0) % 2 == 1
 
-    def library(self, thing: Any) -> str:
+    def package_of(self, thing: Any) -> str:
         """The library that the tests themselves import and this class or function is of, or says that it is; or ""."""
         name = str(getattr(thing, "__module__", "")).partition(".")[0]
         return name if name in sys.modules and name not in self._known else ""
@@ -270,10 +270,10 @@ class Side(wire.Conversation):
         def call(*arguments: Any, **keywords: Any) -> Any:
             result = None
             before = len(self.failed)
-            library = self.library(function)
+            package = self.package_of(function)
             theirs = [one for one in (*arguments, *keywords.values()) if isinstance(one, Remote)]
-            if library and library in [self.library(type(one)) for one in theirs]:
-                raise self.unjudged(f"an assertion of {library} gets an object that is no data")
+            if package and package in [self.package_of(type(one)) for one in theirs]:
+                raise self.unjudged(f"an assertion of {package} gets an object that is no data")
             try:
                 result = function(*arguments, **keywords)
                 if arguments and arguments[0] is AssertionError:  # `assertRaises`
@@ -423,7 +423,7 @@ class Side(wire.Conversation):
             arguments = [self.encode(part) for part in (None, *plain)]
             return ["z", self._lend(value, (), False), ["x", kind.__module__, kind.__qualname__, arguments]]
         own, attributes = _lendable(value)
-        if self.library(type(value)):
+        if self.package_of(type(value)):
             self.stand_in = type(value).__name__
         if type(value).__module__ == "tests" and attributes:
             self.changed = True  # its attributes are within reach
