@@ -1,5 +1,6 @@
 """Somebody's subclass with a loss of its own: a term beside TRL's, or another loss in its place."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from tests.trainer.support import (
     sequence_means,
     theirs,
 )
-from trl_grpo_ext.errors import SelfCheckError
+from trl_grpo_ext.errors import ConfigurationError, SelfCheckError
+from trl_grpo_ext.trainer.batch import whole_rows
 
 
 def decayed(gradient: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
@@ -136,3 +138,45 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
 
     with pytest.raises(SelfCheckError, match="WithoutAdvantages"):
         train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
+
+
+class Taught(GRPOTrainer):
+    """Looks at a teacher and at the policy, before TRL's loss and after it; `weight` is that of a term to the teacher."""
+
+    weight = 0.0
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if not hasattr(self, "teacher"):
+            self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+            self.teacher.lm_head.weight.mul_(0.5)
+
+        def ask(asked: Any) -> Any:
+            ids, mask = whole_rows(inputs)
+            return self._get_per_token_logps_and_entropies(asked, ids, mask, inputs["completion_ids"].size(1))[0]
+
+        with torch.no_grad():
+            ask(model)
+        gap = ask(self.teacher) - ask(model)
+        loss = super()._compute_loss(model, inputs)
+        ask(self.teacher)
+        return loss + self.weight * gap.square().mean() if self.weight else loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", [None, "token_mean"])
+def test_other_forward_passes_inside_a_loss(tiny_model: Path, tmp_path: Path, aggregation: str | None) -> None:
+    settings: dict[str, Any] = {"hooks": [DoubledForward()], "loss_aggregation": aggregation, "beta": 0.04}
+    plain = train(tiny_model, tmp_path / "plain", **settings)
+    run = train(tiny_model, tmp_path / "taught", mixed(Taught), **settings)
+    assert all(relative_gap(*pair) < 1e-6 for pair in zip(run.gradients, plain.gradients, strict=True))
+    assert [log["advantage/DoubledForward/mean"] for log in run.logs[:2]] == pytest.approx(
+        [log["advantage/DoubledForward/mean"] for log in plain.logs[:2]]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [{"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}])
+def test_a_term_towards_a_teacher_is_seen(tiny_model: Path, tmp_path: Path, setting: dict[str, str]) -> None:
+    trainer_class = mixed(type("Distilled", (Taught,), {"weight": 0.1}))
+    with pytest.raises((SelfCheckError, ConfigurationError), match="Distilled|Taught"):
+        train(tiny_model, tmp_path, trainer_class, max_steps=1, **setting)

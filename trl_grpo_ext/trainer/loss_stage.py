@@ -16,6 +16,7 @@ from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
 from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
+from .compact.packed import same_model
 from .compact.updates import CompactUpdates
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
@@ -109,8 +110,8 @@ class LossStage:
             self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaced_by else nullcontext()
-        with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
-            with replaced, self._handled_by(functools.partial(self._policy_pass, forward)):
+        with torch.enable_grad():  # in evaluation too
+            with replaced, self._handled_by(functools.partial(self._pass_in_loss, forward, model)):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
             values, metrics = self.token_losses.values(forward, progress)
             self.records.add_metrics(metrics)
@@ -136,15 +137,18 @@ class LossStage:
         finally:
             self._handlers.pop()
 
-    def _policy_pass(
-        self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
+    def _pass_in_loss(
+        self, forward: LossForward, policy: Any, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
     ) -> Any:
-        """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
+        """A forward pass inside a loss. TRL reads the advantages after the policy's, so they can still change there."""
+        trained = not forward.passes and _trains(policy, model)
         by_place = contract.LOGPS_ARGUMENTS[: len(arguments)]
-        if (self._hooks_act or self.token_losses) and "compute_entropy" not in by_place:
+        if trained and (self._hooks_act or self.token_losses) and "compute_entropy" not in by_place:
             keywords["compute_entropy"] = True  # which a subclass's loss may not have asked for
-        with torch.set_grad_enabled(forward.keep_graph):
+        with torch.set_grad_enabled(forward.keep_graph and torch.is_grad_enabled()):
             result = inherited(model, *arguments, **keywords)
+        if not trained or result[0].shape != forward.mask_B_T.shape:  # or a user's class has passed in other rows
+            return result
         self._reached += 1
         logps_B_T, entropies_B_T = result[:2]
         changes = self._apply_forward_hooks(forward, logps_B_T, entropies_B_T) if self._hooks_act else []
@@ -181,8 +185,13 @@ class LossStage:
         """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> Any:
-            with self._handled_by(lambda *_, **__: forward_pass()):
-                return loss(self.trainer.model, batch)
+            policy = self.trainer.model
+
+            def handler(inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+                return forward_pass() if _trains(policy, model) else inherited(model, *arguments, **keywords)
+
+            with self._handled_by(handler):
+                return loss(policy, batch)
 
         return of
 
@@ -207,3 +216,8 @@ class LossStage:
             tokens, sequences = map(round, counts_S_C[number // length])
             step = StepTotals(tokens=tokens, sequences=sequences, micro_batches=length)
             micro_batch[BatchKeys.totals] = replace(totals, step=step)
+
+
+def _trains(policy: Any, model: Any) -> bool:
+    """Whether a pass inside a loss trains the policy. A user's class may also ask a teacher, or the adapter's base."""
+    return torch.is_grad_enabled() and same_model(policy, model)

@@ -212,8 +212,13 @@ def backbone_of(model: Any) -> torch.nn.Module:
     """The part of a model below its head, which makes the attention mask; also of a wrapped or adapted model."""
     inner: Any = extract_model_from_parallel(model)
     inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-    backbone: torch.nn.Module = inner.base_model
+    backbone: torch.nn.Module = getattr(inner, "base_model", inner)
     return backbone
+
+
+def same_model(one: Any, other: Any) -> bool:
+    """Whether two are one model, each wrapped or adapted or not."""
+    return one is other or backbone_of(one) is backbone_of(other)
 
 
 def image_token_of(model: Any) -> int | None:

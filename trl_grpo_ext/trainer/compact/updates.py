@@ -20,7 +20,7 @@ from ..selected import SelectedPlugins
 from ..upstream import contract, images, reading
 from ..upstream.images import Images
 from ..upstream.reading import RunFacts
-from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
+from .packed import Lengths, Packing, image_token_of, in_completions, packing_of, same_model
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
 from .trials import NOTHING, Exact, Policy, Rows, Span, Trials
@@ -150,7 +150,7 @@ class CompactUpdates:
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         packing = self.packing
-        inferring = not torch.is_grad_enabled()
+        inferring = not (torch.is_grad_enabled() and same_model(model, self.policy()[1]))
         as_before = functools.partial(method, model, *arguments, **keywords)
         if packing is None and not inferring:
             return as_before()
