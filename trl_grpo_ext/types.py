@@ -647,6 +647,8 @@ def role_of(hook: Any, subject: str | None = None) -> str:
         problem = f"has the role {role!r}, which needs {ROLES[role]} and only runs {' and '.join(own)}; it has {listed}"
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
+    elif declared.last and role == "transform" and not declared.deterministic:
+        problem = "declares last and deterministic=False: a mask is tried again and must do the same. Leave out `last`"
     elif declared.changes_weights and role != "shaper":
         problem = f"declares changes_weights and the role {role!r}: that is for shapers"
     else:

@@ -148,6 +148,30 @@ def test_chain_keeps_masks_after_the_forward_stage() -> None:
     assert HookChain([adds, keeps_negative, MASK]).allowed_signs(rollout).tolist() == [[0, 0], [0, 0]]
 
 
+class Counting:
+    """A mask of negative advantages that counts its batches and says what came in."""
+
+    __name__, declares = "counting", HookDeclaration(role="transform", last=True)
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.batches = [0]
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        self.batches[0] += 1
+        self.metrics["mean"] = float(advantages_B_T.mean())
+        return advantages_B_T.clamp(min=0.0)
+
+
+def test_trying_a_mask_leaves_its_metrics_and_state() -> None:
+    mask, rollout = Counting(), make_rollout([2, 2])
+    chain = HookChain([mask, FORWARD])
+    chain.on_rollout(torch.tensor([0.25, 0.75], dtype=torch.float64), rollout)
+    assert chain.allowed_signs(rollout).tolist() == [[1, 1], [1, 1]]
+    assert mask.metrics == {"mean": 0.5}
+    assert mask.batches == [1]
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on_rollout": len}, r'on_rollout and no role.*HookDeclaration\(role="estimator"\) .* or role="transform"'),
     ({"weights": len}, "no hook method and no role"),
@@ -155,13 +179,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"role": "shaper", "on_rollout": len}, "the role 'shaper', which needs on_rewards .*; it has on_rollout"),
     ({"role": "forward", "on_forward": len, "on_rollout": len}, "only runs on_forward; it has on_rollout and on_f"),
     ({"role": "estimator", "on_rollout": len, "last": True}, "`last` is for transforms and forward hooks"),
+    ({"role": "transform", "on_rollout": len, "last": True, "deterministic": False}, "last and deterministic=False"),
     ({"role": "forward", "on_forward": len, "changes_weights": True}, "changes_weights .*: that is for shapers"),
 ]
 
 
 def test_a_role_that_is_missing_or_not_true_is_refused() -> None:
     for attributes, sentence in REFUSED:
-        declared = {name: value for name, value in attributes.items() if name in ("role", "last", "changes_weights")}
+        fields = HookDeclaration.__dataclass_fields__
+        declared = {name: value for name, value in attributes.items() if name in fields}
         methods = {name: value for name, value in attributes.items() if name not in declared}
         hook = SimpleNamespace(declares=HookDeclaration(**declared), **methods)
         for made in (role_of, acting_order, lambda hook: HookChain([hook])):

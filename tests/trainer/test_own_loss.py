@@ -141,7 +141,7 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
 
 
 class Taught(GRPOTrainer):
-    """Looks at a teacher and at the policy, before TRL's loss and after it; `weight` is that of a term to the teacher."""
+    """Asks a teacher and the policy, before TRL's loss and after it; `weight` is that of a term towards the teacher."""
 
     weight = 0.0
 
@@ -178,5 +178,5 @@ def test_other_forward_passes_inside_a_loss(tiny_model: Path, tmp_path: Path, ag
 @pytest.mark.parametrize("setting", [{"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}])
 def test_a_term_towards_a_teacher_is_seen(tiny_model: Path, tmp_path: Path, setting: dict[str, str]) -> None:
     trainer_class = mixed(type("Distilled", (Taught,), {"weight": 0.1}))
-    with pytest.raises((SelfCheckError, ConfigurationError), match="Distilled|Taught"):
+    with pytest.raises((SelfCheckError, ConfigurationError), match=r"Distilled|Taught"):
         train(tiny_model, tmp_path, trainer_class, max_steps=1, **setting)

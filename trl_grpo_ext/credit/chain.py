@@ -3,6 +3,7 @@
 shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class HookChain:
         if not self._masks or not self.acts("on_forward"):
             return None
         ones_B_T = torch.ones_like(rollout.mask_B_T)
-        positive_B_T, negative_B_T = (apply_hooks(sign * ones_B_T, self._masks, rollout) != 0 for sign in (1.0, -1.0))
+        tried = [*map(copy_to_try, self._masks)]
+        positive_B_T, negative_B_T = (apply_hooks(sign * ones_B_T, tried, rollout) != 0 for sign in (1.0, -1.0))
         return positive_B_T.to(torch.int8) + 2 * negative_B_T.to(torch.int8)
 
     def on_forward(
@@ -121,6 +123,16 @@ class HookChain:
                     f"The advantage hook {name!r} has changed no advantage in {PATIENCE} steps. If it should have, "
                     "look at its parameters and at the hooks beside it (advantage/<hook>/mass_moved)."
                 )
+
+
+def copy_to_try(hook: Any) -> Any:
+    """A hook with metrics and state of its own; what else it holds, such as a tokenizer, may be large and is shared."""
+    tried = copy.copy(hook)
+    if tried is not hook:  # a function is its own copy
+        held = getattr(tried, "__dict__", {})
+        kinds = dict | list | set | torch.Tensor
+        held.update(copy.deepcopy({name: value for name, value in held.items() if isinstance(value, kinds)}))
+    return tried
 
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
