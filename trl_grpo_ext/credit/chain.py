@@ -130,7 +130,7 @@ def copy_to_try(hook: Any) -> Any:
     tried = copy.copy(hook)
     if tried is not hook:  # a function is its own copy
         held = getattr(tried, "__dict__", {})
-        kinds = dict | list | set | torch.Tensor
+        kinds = (dict, list, set, torch.Tensor)
         held.update(copy.deepcopy({name: value for name, value in held.items() if isinstance(value, kinds)}))
     return tried
 
