@@ -62,6 +62,11 @@ class TestParts:
         with pytest.raises(PluginOutputError):
             Parts([Part("a", 1.0)._replace(**wrong)])
 
+    @pytest.mark.parametrize("wrong", [{"a": (1.0,)}, {"a": (1.0, None, 2.0)}, [1.0, 2.0], ["a"]])
+    def test_other_forms_are_refused(self, wrong: Any) -> None:
+        with pytest.raises(PluginOutputError, match="A part must have"):
+            Parts(wrong)
+
     def test_many_parts_of_one_name_take_no_time(self) -> None:
         assert len({part.name for part in Parts([Part("a", 1.0)] * 20_000).parts}) == 20_000
 

@@ -33,7 +33,7 @@ REFUSED: list[tuple[type[Declaration], dict[str, Any], str]] = [
     (HookDeclaration, {"needs": "old_logps"}, "needs"),
     (HookDeclaration, {"needs": ("advantages",)}, "needs"),
     (HookDeclaration, {"last": 1}, "last .*got 1"),
-    (AggregationDeclaration, {"needs": ("old_logps",)}, "'step_totals'"),
+    (AggregationDeclaration, {"needs": ("old_logp",)}, "'old_logps', .*'step_totals', got"),
     (FilterDeclaration, {"needs": ("advantage",)}, "'advantages', got"),
     (RewardDeclaration, {"needs": ("old_logps",)}, "needs"),
     (RewardDeclaration, {"reference_column": ""}, "reference_column"),

@@ -75,10 +75,11 @@ class Parts(float):
     def __new__(cls, parts: Sequence[Part] | Mapping[str, Any] = (), value: float | None = None) -> Parts:
         """Check the parts and make the number."""
         if isinstance(parts, Mapping):
-            pairs = [(name, of if isinstance(of, tuple) else (of, WHOLE)) for name, of in parts.items()]
+            pairs = [(name, of if type(of) is tuple and len(of) == 2 else (of, WHOLE)) for name, of in parts.items()]
             made = [_checked_part(name, score, 1.0, places) for name, (score, places) in pairs]
         else:
-            made = [_checked_part(*part) for part in parts]
+            found = [part if isinstance(part, tuple) and len(part) > 1 else (None, part) for part in parts]
+            made = [_checked_part(*part) for part in found]
             if len({part.name for part in made}) < len(made):
                 made = _renamed(made)
         if value is None:

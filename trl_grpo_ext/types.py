@@ -210,7 +210,8 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unknown(row: int) -> Any:
-    raise PluginOutputError(f"This rollout knows no offsets or turns of its texts (asked for those of row {row}).")
+    what = f"This rollout knows no offsets or turns of its texts (asked for those of row {row})"
+    raise PluginOutputError(f'{what}. Declare needs=("offsets",).')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +316,11 @@ class Rollout(_Grouped):
             raise PluginOutputError(f"expected spans for {len(self.texts)} completions, got {len(spans)}.")
         values_B_T = self.mask_B_T.new_zeros(self.mask_B_T.shape)
         for row, row_spans in enumerate(spans):
+            try:
+                row_spans = [(start, end, value) for start, end, value in (() if row_spans is None else row_spans)]
+            except (TypeError, ValueError):
+                what = "a tensor (B, T), or for each completion a list of spans (start, end, value) or None"
+                raise PluginOutputError(f"expected {what}, got {row_spans!r:.80} at row {row}.") from None
             if not row_spans:
                 continue
             size = len(self.texts[row])
@@ -424,7 +430,7 @@ class StepTotals:
 
 
 NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
-"""What a hook may list in its `needs`."""
+"""What a hook, a filter or an aggregation may list in its `needs`."""
 
 ROLES: Mapping[str, str] = {
     "shaper": "on_rewards",
@@ -536,7 +542,7 @@ class HookDeclaration(Declaration):
 class AggregationDeclaration(Declaration):
     """What a loss aggregation may declare; it needs "step_totals" if `reduce` cannot do without `totals.step`."""
 
-    KNOWN = {"needs": ("step_totals",)}  # noqa: RUF012
+    KNOWN = {"needs": (*NEEDS, "step_totals")}  # noqa: RUF012
 
     per_step: bool = False  # `Σ w·l` over an optimizer step's tokens is that step's loss as it stands
 

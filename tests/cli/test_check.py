@@ -114,7 +114,8 @@ def test_check_says_what_a_plugin_does(folder: Path, name: str, status: int, say
 def test_check_reads_columns(folder: Path, tmp_path: Path) -> None:
     plain = check(folder, "ch_rewards:reads_target", "--strict")
     assert plain.status == 3, plain
-    assert "it reads 'target', of which no values were given: --columns '{" in plain.plain
+    example = """--columns '{"target": ["value of row 1", "value of row 2"]}'"""  # a shell takes it
+    assert f"it reads 'target', of which no values were given: {example}" in plain.plain
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "one?", "target": "18"}\n{"prompt": "two?", "target": "3"}\n')
     for given in ('{"target": "18"}', str(rows)):

@@ -74,6 +74,8 @@ def test_apply_hooks_in_the_order_given_and_without_a_gradient() -> None:
         (torch.zeros(2), "expected shape (2, 3) (completions, tokens), got (2,)"),
         (torch.zeros(2, 3, dtype=torch.long), "expected a floating point tensor"),
         (torch.tensor([[0.0, 0, 0], [math.nan, 0, 0]]), "got nan at row 1, token 0"),
+        ([[], [0.5, 0.0]], "expected a tensor (B, T), or for each completion a list of spans"),
+        ([0.5, 0.0], "got 0.5 at row 0"),
     ],
 )
 def test_run_hook_refuses(result: Any, message: str) -> None:
@@ -108,6 +110,17 @@ def test_run_hook_names_who_raised(raised: BaseException, error: Any, message: s
 
     with pytest.raises(error, match=message):
         flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+
+
+def test_what_is_none_because_nobody_needs_it_is_named_with_the_line() -> None:
+    reads = hook(on_rollout=lambda a, rollout: a * rollout.old_logps_B_T)
+    said = r" \(test_flow.py, line \d+: .*\)\. old_logps_B_T is None unless declared, as in needs=\(\"old_logps\",\)\.$"
+    with pytest.raises(PluginRunError, match=f"'NoneType'{said}"):
+        flow.apply_hooks(torch.zeros(1), [reads], make_rollout([1]))
+    reads.declares = HookDeclaration(role="transform", needs=("old_logps",))
+    with pytest.raises(PluginRunError) as raised:  # it is declared, and missing for another reason
+        flow.apply_hooks(torch.zeros(1), [reads], make_rollout([1]))
+    assert "needs=" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ class Right:
 class Weighs:
     """Weights by a function of the rollout."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], *needs: str) -> None:
         self.weights = function
+        self.declares = AggregationDeclaration(needs=needs)
 
 
 class LocalReduce:
@@ -48,7 +49,12 @@ def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
     return total * totals.processes * totals.step.micro_batches / max(totals.step.tokens, 1)
 
 
-SOUND = [Right(), Reduces(token_mean, "step_totals"), LocalReduce()]
+def likely(rollout: Any) -> Any:
+    """In float32, whatever the rollout is in."""
+    return torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T.exp(), 0.0).float()
+
+
+SOUND = [Right(), Weighs(likely, "old_logps"), Reduces(token_mean, "step_totals"), LocalReduce()]
 
 
 def gather_sometimes(rollout: Any) -> Any:
@@ -88,6 +94,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.run", Weighs(lambda rollout: rollout.lengths_B.unsqueeze(1))),
     ("aggregation.run", Weighs(lambda rollout: rollout.mask_B_T * rollout.advantages_B_T)),
     ("aggregation.run", Weighs(lambda rollout: rollout.mask_B_T.mul_(1.0))),
+    ("aggregation.run", Weighs(likely)),  # which declares nothing
     # huggingface/trl#6369, the other way round: what is masked is counted
     ("aggregation.run", Weighs(lambda rollout: rollout.completion_mask_B_T)),
     ("aggregation.run", Reduces(lambda total, totals: total.detach())),
@@ -95,9 +102,9 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.odd_batches", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
     ("aggregation.live", Weighs(lambda rollout: torch.zeros_like(rollout.mask_B_T))),
     ("aggregation.padding", Weighs(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
-    ("aggregation.padding", Weighs(padding_too)),
+    ("aggregation.padding", Weighs(padding_too, "old_logps")),
     ("aggregation.long", Weighs(lambda rollout: rollout.mask_B_T * (2.0**rollout.lengths_B).unsqueeze(1))),
-    ("aggregation.dtype", Weighs(through_numpy)),
+    ("aggregation.dtype", Weighs(through_numpy, "old_logps")),
     ("aggregation.micro_batches", Weighs(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
     ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, "step_totals")),
     ("aggregation.order", Weighs(places)),

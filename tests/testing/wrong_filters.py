@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy
 import torch
 
 from trl_grpo_ext.credit.groups import gather_groups, group_mean
@@ -61,7 +62,7 @@ def own_rows(rollout: Any) -> torch.Tensor:
 
 
 CALLS = count()
-SOUND = [Right(), ReadsAdvantages()]
+SOUND = [Right(), ReadsAdvantages(), Keeps(lambda rollout: [numpy.bool_(one) for one in solved(rollout)])]
 
 BREAKS: list[tuple[str, Any]] = [
     ("filter.run", Keeps(lambda rollout: rollout.advantages_B_T.abs().sum(dim=1) > 0)),  # which it does not declare

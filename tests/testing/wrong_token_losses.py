@@ -71,7 +71,17 @@ def through_numpy(terms: LossTerms) -> torch.Tensor:
     return torch.from_numpy(numpy.exp(-terms.old_logps_B_T.numpy())) * terms.logps_B_T
 
 
-SOUND = [Right(), Pays(to_reference, needs=("ref_logps",)), Carries(surprise)]
+class InFloat32(Right):
+    """The same in float32, whatever the terms are in."""
+
+    def loss(self, terms: LossTerms) -> Any:
+        return super().loss(terms).float()
+
+    def measures(self, terms: LossTerms) -> Mapping[str, Any]:
+        return {"clipped": (terms.ratio_B_T > 1.05).float()}
+
+
+SOUND = [Right(), InFloat32(), Pays(to_reference, needs=("ref_logps",)), Carries(surprise)]
 
 BREAKS: list[tuple[str, Any]] = [
     ("token-loss.run", Pays(lambda terms: terms.logps_B_T - terms.ref_logps_B_T)),

@@ -17,6 +17,7 @@ from tests.trainer.support import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.logps import LogpsForHooks, tiled_logps
+from trl_grpo_ext.types import AggregationDeclaration
 
 
 def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
@@ -51,6 +52,12 @@ def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path) ->
     rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path, temperature=0.7)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, 0.7), rollout)
+    seen: list[Rollout] = []
+    declares = AggregationDeclaration(needs=("old_logps",))  # an aggregation's needs count as well
+    weighs = SimpleNamespace(declares=declares, weights=lambda rollout: seen.append(rollout) or rollout.mask_B_T)
+    given = {"loss_aggregation": weighs}
+    train(tiny_model, tmp_path / "weighs", trainer_arguments=given, max_steps=1, temperature=0.7)
+    assert_equal_on_the_mask(seen[0].old_logps_B_T, slowly(model, seen[0], 0.7), seen[0])
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ from ..types import Declaration, Part, Rollout, StepTotals, Totals, implements, 
 LOSS_TYPE = "dapo"  # what TRL's synchronous trainer calls this trainer's loss
 PLUGINS = ("advantage_hooks", "loss_aggregation", "token_losses")
 SETTINGS = ("plugin_changes", "reward_timeout", "token_records")
-THERE = {"advantages", "entropies", "offsets", "old_logps", "sampling_logps", "several_updates"}  # of what plugins need
+# Of what plugins need:
+THERE = {"advantages", "entropies", "offsets", "old_logps", "sampling_logps", "several_updates", "step_totals"}
 MOST_DROPPED = 1000  # groups in a row: a run of which the filter leaves nothing would wait for ever
 ROWS = "trl_grpo_ext_rows"  # the entry of a micro-batch with a rank's rows, as bytes; later what losses read of them
 ALONE = torch.nn.Identity()  # the gather of a process that has all rows

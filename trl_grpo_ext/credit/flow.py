@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
-from ..guard.outcomes import exception_text
+from ..guard.outcomes import exception_text, source_line
 from ..guard.unchanged import Fingerprints
-from ..types import Forward, HookDeclaration, Rollout, Totals, implements, role_of
+from ..types import NEEDS, Declaration, Forward, HookDeclaration, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean, weighted_rewards
 
 _REASON = 40  # characters of a group filter's reason, at most
@@ -139,13 +140,15 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     rows = len(rollout.texts)
     with torch.no_grad(), calling(group_filter, label, rollout):
         result = group_filter.keep(rollout)
-    said = result.tolist() if isinstance(result, torch.Tensor) else result
-    if not isinstance(said, list | tuple) or len(said) != rows or not all(map(_is_verdict, said)):
-        raise PluginOutputError(
-            f"{label} must return for each of the {rows} completions True, False, or why in at most {_REASON} "
-            f"characters; got {said!r:.100}."
-        )
-    return list(said)
+    said = result.tolist() if isinstance(result, torch.Tensor | np.ndarray) else result
+    if isinstance(said, list | tuple):
+        verdicts = [bool(one) if isinstance(one, np.bool_) else one for one in said]
+        if len(verdicts) == rows and all(map(_is_verdict, verdicts)):
+            return verdicts
+    raise PluginOutputError(
+        f"{label} must return for each of the {rows} completions True, False, or why in at most {_REASON} characters; "
+        f"got {said!r:.100}."
+    )
 
 
 def _is_verdict(said: Any) -> bool:
@@ -290,8 +293,8 @@ def importance_ratio(
 
 
 @contextmanager
-def named(label: str, plugin: object) -> Iterator[None]:
-    """Name the plugin that raised, unless the error already does."""
+def named(label: str, plugin: object, context: Any = None) -> Iterator[None]:
+    """Name the plugin that raised, unless the error already does, where it did, and what it has not declared."""
     try:
         yield
     except TRLGRPOExtError as error:
@@ -299,7 +302,20 @@ def named(label: str, plugin: object) -> Iterator[None]:
             raise
         raise reworded(error, f"{label}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}") from error
+        text, line = exception_text(error), source_line(error)
+        hint = _undeclared(plugin, context, line) if "None" in text else ""
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {text}{line}{hint}") from error
+
+
+def _undeclared(plugin: object, context: Any, line: str) -> str:
+    """A sentence on what is None in the context because nobody needs it; only on what the line reads, if it says so."""
+    known = (*NEEDS, "advantages") if implements(plugin, "keep") else NEEDS
+    seen = {} if context is None else vars(context)
+    absent = [need for need in known if need not in Declaration.of(plugin).needs and seen.get(f"{need}_B_T", 0) is None]
+    absent = [need for need in absent if f"{need}_B_T" in line] or absent
+    are = "is" if len(absent) == 1 else "are"
+    fields = ", ".join(f"{need}_B_T" for need in absent)
+    return f'. {fields} {are} None unless declared, as in needs=("{absent[0]}",).' if absent else ""
 
 
 @contextmanager
@@ -310,7 +326,7 @@ def calling(plugin: object, label: str, context: Any = None, **tensors: torch.Te
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
     prints = Fingerprints({**inputs, **tensors})
-    with named(label, plugin):
+    with named(label, plugin, context):
         yield
     if (name := prints.changed()) is not None:
         raise PluginOutputError(

@@ -3,10 +3,12 @@
 That is a number, None (the reward does not apply to this completion), or "raise" (the run stops and names it).
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -150,3 +152,22 @@ def exception_text(error: BaseException) -> str:
     except Exception:  # an exception's own text may raise
         return "(its message cannot be read)"
     return text if len(text) <= _LONGEST_SAID and text.replace("\n", "").isprintable() else shown(text)
+
+
+_OURS = Path(__file__).parents[1]
+_ROOMS = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
+_INSTALLED = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
+
+
+def source_line(error: BaseException) -> str:
+    """The deepest line of a plugin's own code, in brackets; empty if there is none."""
+    own = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_ROOMS)]
+    theirs = [one for one in own if not any(part in one.filename for part in _INSTALLED)]
+    if not own:
+        return ""
+    # An installed plugin's is the deepest beside the first, since libraries are installed too.
+    beside = [one for one in own if Path(one.filename).parent == Path(own[0].filename).parent]
+    frame = (theirs or beside)[-1]
+    line = frame.line or ""
+    code = f": {line}" if 0 < len(line) < 160 and line.isprintable() else ""
+    return f" ({Path(frame.filename).name}, line {frame.lineno}{code})"

@@ -24,7 +24,7 @@ from . import leftovers
 from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
 from .messages import completion_text, joined_text
-from .outcomes import OUTCOME_SUFFIX, exception_text, shown
+from .outcomes import OUTCOME_SUFFIX, exception_text, shown, source_line
 from .unchanged import Fingerprints
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class RewardWatch:
 
 
 def _raised(name: str, error: BaseException) -> str:
-    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}"
+    return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}{source_line(error)}"
 
 
 def _explained(error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], name: str) -> PluginRunError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from ..guard.calls import is_model, unique_names
+from ..guard.calls import is_model, parameters_of, unique_names
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.discovery import installed_version, module_spec, owner_of, provenance
@@ -231,7 +230,7 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
     """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
     kept = getattr(thing, "__dict__", {})
-    names = [name for name in inspect.signature(type(thing)).parameters if name in kept]
+    names = [name for name in parameters_of(type(thing)) or () if name in kept]
     simple = (str, bool, Real, Mapping, list, tuple, type(None))
     return plain_mapping({name: kept[name] for name in names if isinstance(kept[name], simple)}) or None
 

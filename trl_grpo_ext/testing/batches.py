@@ -56,7 +56,7 @@ class Setting:
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tokenizer: Any = None
     teachers: tuple[str, ...] = ()
-    needs: Sequence[str] = NEEDS
+    needs: Sequence[str] = NEEDS  # what the plugin declares
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class RewardChecks(Checks):
                 self._forms = (form,)
             return
         if read:
-            example = f"""--columns '{{"{read[0]}": ["first row's value", "second row's"]}}'"""
+            example = f"""--columns '{{"{read[0]}": ["value of row 1", "value of row 2"]}}'"""
             why = f"it reads {', '.join(map(repr, read))}, of which no values were given"
             self._untried = f"{why}: {example} ({self._refused})"
 

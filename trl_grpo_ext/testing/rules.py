@@ -6,17 +6,15 @@ Nothing here imports torch, so rules can be listed at once, and a reward without
 import copy
 import json
 import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
-from ..guard.outcomes import exception_text
+from ..errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..guard.outcomes import exception_text, source_line
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")
@@ -264,25 +262,9 @@ def describe_exception(error: BaseException) -> str:
     text = exception_text(error)
     if not isinstance(error, TRLGRPOExtError):
         text = f"it raised {type(error).__name__}{f': {text}' if text else ''}"
-    return text if isinstance(error, PluginOutputError) else f"{text}{_source_line(error)}"
-
-
-_OURS = Path(__file__).parents[1]
-_ROOMS = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
-_INSTALLED = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
-
-
-def _source_line(error: BaseException) -> str:
-    """The deepest line of the plugin's own code."""
-    origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
-    own = [one for one in traceback.extract_tb(origin.__traceback__) if not one.filename.startswith(_ROOMS)]
-    theirs = [one for one in own if not any(part in one.filename for part in _INSTALLED)]
-    if not own:
-        return ""
-    frame = (theirs or own)[-1]
-    line = frame.line or ""
-    code = f": {line}" if 0 < len(line) < 160 and line.isprintable() else ""
-    return f" ({Path(frame.filename).name}, line {frame.lineno}{code})"
+    if isinstance(error, PluginOutputError | PluginRunError):  # which says it already
+        return text
+    return text + source_line(error.__cause__ or error if isinstance(error, TRLGRPOExtError) else error)
 
 
 def through_json(state: Any) -> Mapping[str, Any]:

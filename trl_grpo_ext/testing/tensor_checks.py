@@ -38,6 +38,8 @@ class TensorChecks(Checks, ABC):
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.plugin = plugin
+        declared = types.Declaration.of(plugin)
+        setting = replace(setting, needs=declared.needs, teachers=getattr(declared, "teachers", ()))
         self.setting = setting
         self.ordinary = batches.ordinary_batches(setting)
         self.odd = batches.odd_batches(setting)
@@ -88,7 +90,7 @@ class TensorChecks(Checks, ABC):
             for method, exact_B_T in exact.items() if compared else ():
                 size = float(exact_B_T.abs().max())
                 tolerances = {"relative": 0.0, "absolute": self.stray * size + ABSOLUTE}
-                compare(exact_B_T, rounded[method].double(), f"{method}, in float64 and float32", batch, **tolerances)
+                compare(exact_B_T, rounded[method], f"{method}, in float64 and float32", batch, **tolerances)
                 if size and not bool(rounded[method].any()):
                     raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
 
@@ -129,7 +131,7 @@ class HookChecks(TensorChecks):
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.declared = types.HookDeclaration.of(plugin)
-        super().__init__(plugin, replace(setting, teachers=self.declared.teachers, needs=self.declared.needs))
+        super().__init__(plugin, setting)
         self.role_name = types.role_of(plugin)
         self.stages = [stage for stage in types.HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), "")
@@ -361,7 +363,7 @@ class TokenLossChecks(TensorChecks):
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.declared = types.TokenLossDeclaration.of(plugin)
         self.independent = self.declared.independent
-        super().__init__(plugin, replace(setting, needs=self.declared.needs))
+        super().__init__(plugin, setting)
 
     def _terms(self, batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> types.LossTerms:
         forward = batch.forward(**how)
@@ -416,6 +418,7 @@ def compare(
     absolute: float = ABSOLUTE,
 ) -> None:
     """Compare two results `(B, T)` on the mask; `what` names the two, as in "with padding and without"."""
+    ours, theirs = ours.double(), theirs.double()  # a plugin may return float32 for either
     close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (at.mask() == 0)
     if not bool(close.all()):
         place = (~close).nonzero()[0].tolist()

@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..types import (
     POLICY,
     REFERENCE,
+    AggregationDeclaration,
     Declaration,
     FilterDeclaration,
     HookDeclaration,
@@ -142,10 +143,11 @@ def needs_reference(plugin: Any) -> bool:
 def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     declared = Declaration.of(hook)
     needs = declared.needs
-    kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
+    kinds: dict[type, str] = {FilterDeclaration: "group filter", AggregationDeclaration: "loss aggregation"}
+    kinds[TokenLossDeclaration] = "token loss"
     label = f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
-        raise ConfigurationError(f"{label} needs entropies but has only on_rollout. List old_entropies.")
+        raise ConfigurationError(f"{label} needs entropies, which on_forward alone sees. List old_entropies.")
     if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
         what = f"acts on how far the policy has moved, but each batch feeds one optimizer step ({one_update})"
         raise ConfigurationError(f"{label} {what}. Raise num_iterations or steps_per_generation.")

@@ -84,9 +84,8 @@ class SelectedPlugins:
         self.forward_hooks = [hook for hook in self.hooks if implements(hook, "on_forward")]
         self.change_advantages = bool(self.forward_hooks) or self.chain.acts("on_rollout")
         self.reduces = self.aggregation is not None or bool(self.token_losses)  # whether TRL's loss is taken apart
-        self.needing_logps = [*self.hooks, *self.token_losses]  # which may need what TRL does not compute
-        if self.group_filter is not None:
-            self.needing_logps.append(self.group_filter)
+        singly = [one for one in (self.group_filter, self.aggregation) if one is not None]
+        self.needing_logps = [*self.hooks, *self.token_losses, *singly]  # which may need what TRL does not compute
         names = unique_names([plugin_label(loss) for loss in self.token_losses])
         self.losses_by_name = dict(zip(names, self.token_losses, strict=True))
 
