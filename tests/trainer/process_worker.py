@@ -140,6 +140,13 @@ def uneven_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
     return output
 
 
+def endless_at_first(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+    """`uneven_rollout`; at the first step the first rank's completions run into the limit."""
+    output = uneven_rollout(prompts_, trainer)
+    endless = trainer.state.global_step == 0 and trainer.accelerator.is_main_process
+    return output | ({"completion_ids": [[5] * trainer.max_completion_length] * len(prompts_)} if endless else {})
+
+
 def vowels(completions: list[str], **columns: Any) -> list[Parts | None]:
     """Every vowel is worth its place in the alphabet; nothing to say about completions that begin with one."""
     scores: list[Parts | None] = []
@@ -203,6 +210,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "turns": {"reward_funcs": [length_reward, by_turn], "rollout_func": rollout_with_turns},
     "uneven_parts": {"reward_funcs": [length_reward, first_prompts_only]},
     "uneven": {"rollout_func": uneven_rollout},
+    "masked_rank": {"rollout_func": endless_at_first, "mask_truncated_completions": True},
 }
 
 

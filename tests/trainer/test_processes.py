@@ -74,6 +74,7 @@ COMPACT: dict[str, Job] = {
     "shared": {"flat_groups": True, "loss_type": "grpo", "share_prompts": True},
     "token losses, a quiet rank": {"quiet_rank": True, **TOKEN_LOSSES},
     "shared, a quiet rank": {"quiet_rank": True, "beta": 0.04, "num_iterations": 2, "share_prompts": True},
+    "shared, a rank without a token that counts": {"masked_rank": True, "loss_type": "grpo", "share_prompts": True},
 }
 TYPES = ("bnpo", "dapo", "grpo")
 
@@ -210,6 +211,9 @@ def test_compact_updates_have_the_gradient_of_off(two: Results, one: One, name: 
     losses = [[log["loss"] for log in found["logs"] if "loss" in log] for found in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6, abs=1e-6)
     assert not [key for log in ours["logs"] for key, value in log.items() if math.isnan(value)]
+    if "shared" in name:
+        planned = [log for log in ours["logs"] if "compact/live_tokens" in log]
+        assert all(log["compact/computed_tokens"] < log["compact/live_tokens"] for log in planned)
     if name == "shared":  # as on one rank, but for TRL's means over micro-batches
         job = {**JOBS[f"exact {name}"], "per_device_train_batch_size": 8, "loss_type": "dapo"}
         alone = one({**job, "share_prompts": False})

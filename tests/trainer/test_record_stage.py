@@ -3,6 +3,7 @@
 What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet
 import pytest
+from trl import GRPOTrainer
 
 from tests.support import length_reward, prompts, scripted_rollout, train
 from trl_grpo_ext import GRPOExtTrainer
@@ -122,3 +124,12 @@ def test_phases_add_up(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     evaluations = [log for log in history if "eval_runtime" in log]
     assert len(evaluations) == 2
     assert not [key for log in evaluations for key in log if "time/" in key]
+
+
+def test_nothing_selected_logs_what_trl_logs_and_missing_rewards(tiny_model: Path, tmp_path: Path) -> None:
+    def some(completions: list[str], **columns: Any) -> list[float | None]:
+        return [None, math.nan, 0.5, 1.0] * (len(completions) // 4)
+
+    given: dict[str, Any] = {"reward_funcs": [length_reward, some], "max_steps": 1}
+    ours, theirs = (train(tiny_model, tmp_path / of.__name__, of, **given) for of in (GRPOExtTrainer, GRPOTrainer))
+    assert ours.logs[0] == {**theirs.logs[0], "rewards/some/none": 0.25, "rewards/some/nan": 0.25}

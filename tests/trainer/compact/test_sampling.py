@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DeepseekV3Config,
     Gemma2Config,
     GenerationConfig,
@@ -96,25 +97,39 @@ def test_copies_exactly_refuses_what_sees_more_than_a_prompts_keys() -> None:
         assert not copies_exactly(get_peft_model(model_of(CONFIGS["llama"]), adapter))
 
 
-def test_sharing_samples_the_completions_of_plain_sampling(tiny_model: Path, tmp_path: Path) -> None:
-    found: list[list[list[int]]] = []
-    read: list[int] = []
-    read_once: list[bool] = []
+LORA: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "r": 2, "init_lora_weights": False}
+SAMPLINGS: dict[str, tuple[bool, dict[str, Any] | None]] = {
+    "float32": (False, None),
+    "bf16": (True, None),
+    "bf16, lora": (True, LORA),  # TRL samples from an adapted model in float32
+    "dropout": (False, {**LORA, "lora_dropout": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sharing_samples_the_completions_of_plain_sampling(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    bf16, lora = SAMPLINGS[name]
+    found: list[Any] = []
+    read: list[tuple[int, bool]] = []  # rows of each pass, and whether it ran in autocast
+
+    def see(*called: Any) -> None:
+        read.append((len(called[-1][0]), torch.is_autocast_enabled("cpu")))
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        found.append([list(ids) for ids in completion_ids])
-        read_once.append(2 in read)
-        read.clear()
+        found.append(([list(ids) for ids in completion_ids], set(read)))
         return [float(len(ids) % 3) for ids in completion_ids]
 
     for share in (False, True):
-        chosen = {"compact_updates": "exact", "share_prompts": share}
+        chosen = {"compact_updates": "exact", "share_prompts": share, "bf16": bf16}
         args = arguments(tmp_path / str(share), max_steps=1, max_completion_length=6, **chosen)
-        rows = Dataset.from_dict({"prompt": ["one two", "three"]})
-        trainer = GRPOExtTrainer(str(tiny_model), reward, args, train_dataset=rows)
-        hook = trainer.model.get_decoder().register_forward_hook(lambda *called: read.append(called[-1][0].size(0)))
-        trainer.train()
-        hook.remove()
+        given: dict[str, Any] = {"processing_class": AutoTokenizer.from_pretrained(tiny_model)}
+        given["train_dataset"] = Dataset.from_dict({"prompt": ["one two", "three"]})
+        given["peft_config"] = None if lora is None else LoraConfig(**lora, task_type="CAUSAL_LM")
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        model.get_decoder().register_forward_hook(see)
         read.clear()
-    assert read_once == [False, True]
-    assert found[0] == found[1]
+        GRPOExtTrainer(model, reward, args, **given).train()
+    (plain, passes), (shared, more) = found
+    assert shared == plain
+    assert passes == {(8, name == "bf16")}
+    assert more - passes == (set() if name == "dropout" else {(2, name == "bf16")})  # distinct prompts

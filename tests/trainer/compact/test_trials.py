@@ -9,8 +9,9 @@ import torch
 from peft import LoraConfig
 from transformers import HunYuanDenseV1Config, LlamaConfig, TrainerCallback
 
-from tests.support import SIZES, Run, length_reward
+from tests.support import SIZES, Run, length_reward, scripted_rollout
 from tests.trainer.compact.test_updates import Seen, compact_logs, gaps, pair, saved
+from tests.trainer.process_worker import endless_at_first
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.compact import trials
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates
@@ -93,8 +94,7 @@ def test_later_lengths_are_tried(tiny_model: Path, tmp_path: Path, caplog: pytes
     def growing(prompts_: list[str], trainer: Any) -> dict[str, Any]:
         longest = 5 if trainer.state.global_step < 2 else 14
         ids = [[3 + (row * 7 + place * 5) % 30 for place in range(2 + row % longest)] for row in range(len(prompts_))]
-        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts_]
-        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+        return scripted_rollout(prompts_, trainer) | {"completion_ids": ids}
 
     rope = {**LONGROPE, "original_max_position_embeddings": 12}
     model = saved(LlamaConfig(**SIZES, vocab_size=42, rope_parameters=rope), tiny_model, tmp_path / "model")
@@ -178,3 +178,10 @@ def test_a_first_batch_in_which_no_row_runs(tiny_model: Path, tmp_path: Path, ca
         ours, _ = shared_pair(tiny_model, tmp_path, max_steps=1, reward_funcs=lambda prompts, **_: [0.5] * len(prompts))
     assert compact_logs(ours)[0]["rows_dropped"] == 1.0
     assert "no two rows" not in caplog.text
+
+
+def test_a_first_batch_in_which_no_token_counts(tiny_model: Path, tmp_path: Path) -> None:
+    given = {"rollout_func": endless_at_first, "mask_truncated_completions": True, "loss_type": "grpo"}
+    ours, theirs = shared_pair(tiny_model, tmp_path, **given)
+    assert max(gaps(ours, theirs)[1:]) < EXACT  # the first is of nothing
+    assert packed(ours)

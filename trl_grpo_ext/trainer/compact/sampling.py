@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, StaticCache
 
-from .packed import backbone_of, window_of
+from .packed import backbone_of, reason_against_sharing, window_of
 
 
 def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
@@ -20,7 +20,8 @@ def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if elsewhere or not runs_alone(trainer) or not copies_exactly(model):
         return contextlib.nullcontext
-    return functools.partial(shared_prompts, model)
+    draws = reason_against_sharing(model) is not None  # in training, where TRL samples with dropout
+    return lambda: contextlib.nullcontext() if draws and model.training else shared_prompts(model)
 
 
 def runs_alone(trainer: Any) -> bool:
@@ -97,6 +98,9 @@ def read_once(
     seen = mask[firsts, :-1]
     cache = DynamicCache(config=model.config) if new_cache is None else new_cache()
     read = {"input_ids": ids[firsts, :-1], "attention_mask": seen, "past_key_values": cache, "use_cache": True}
-    backbone_of(model)(position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0), **read)
+    samples: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # what `generate` calls
+    if "logits_to_keep" in inspect.signature(samples.forward).parameters:
+        read["logits_to_keep"] = 1
+    samples(position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0), **read)  # whose `forward` may be wrapped in autocast
     cache.reorder_cache(torch.tensor(which, device=ids.device))
     return cache

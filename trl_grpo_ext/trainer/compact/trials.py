@@ -151,7 +151,9 @@ class Trials:
         return bool(self._spans) and all(map(shown, near))
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
-        """What is exact for this rank's `rows`, the `spans` of all ranks, and where packing `fits` all."""
+        """What is exact for these `rows`, the `spans` of all ranks that have live tokens, and if packing `fits` all."""
+        if not spans:  # no token shows a difference; the next batch may have some
+            return NOTHING
         tries_packing = fits and self._packing_is_untried
         if all(map(self.covers, spans)) and not tries_packing:
             return self.exact
@@ -260,7 +262,7 @@ class _Trial:
 
     def _agree(self, *numbers: float) -> list[float]:
         """The largest on any rank; infinite for one that is no number."""
-        table = torch.tensor([numbers], dtype=torch.float32, device=self.facts.device).nan_to_num(nan=math.inf)
+        table = torch.tensor([numbers], dtype=torch.float32, device=self.facts.device).nan_to_num(math.inf, math.inf)
         return [float(number) for number in self.facts.gather(table).view(self.facts.ranks, -1).amax(dim=0)]
 
     def places(self) -> float:
@@ -291,16 +293,19 @@ class _Trial:
         generator = torch.Generator().manual_seed(0)
         slopes = torch.randn(rows.live.shape, generator=generator).to(rows.ids.device) * rows.live
 
+        def worst(found: torch.Tensor) -> tuple[float, float]:
+            return _worst(found, expected, rounded) if rows.live.any() else (0.0, 0.0)  # other ranks have live tokens
+
         def projected(values: Callable[[Rows], torch.Tensor], of: Rows) -> torch.Tensor:
             return _gradient_of(self.model, lambda: (values(of) * slopes).sum())
 
         expected = projected(self._values, rows)
         with _rounded(self.model, rows.ids.size(1)):
             rounded = projected(self._values, rows)
-        gaps = [*_worst(projected(self._values, moved), expected, rounded), 0.0, 0.0]
+        gaps = [*worst(projected(self._values, moved)), 0.0, 0.0]
         wrong = ""
         if pack:
-            packed, wrong = _attempt(lambda: _worst(projected(self._packed_values, rows), expected, rounded))
+            packed, wrong = _attempt(lambda: worst(projected(self._packed_values, rows)))
             gaps[2:] = packed or (math.inf, math.inf)
         agreed = self._agree(*gaps)
         return agreed[:2], agreed[2:], f"the gradient of packed rows fails ({wrong})" if wrong else ""

@@ -89,7 +89,7 @@ class CompactUpdates:
                 packing.say_once("completions have images of their own, as tools return them")
             return tables_R_N_7, NOTHING
         own = tables_R_N_7[self.facts.rank]
-        spans = [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7]
+        spans = [_span(table[:, :2], int(table[0, 4:6].sum())) for table in tables_R_N_7 if table[:, 1].any()]
         rows = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
         exact = self._trials.of(rows, spans, fits=fits)
         return tables_R_N_7, replace(exact, packed=exact.packed and fits)
