@@ -70,6 +70,18 @@ def test_a_loss_or_batch_of_which_the_plugins_are_no_part(
         train(tiny_model, tmp_path, mixed(base), **settings)
 
 
+def test_compact_updates_check_what_trl_divides_by(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"compact_updates": "exact", "max_steps": 1}
+    with pytest.raises(ConfigurationError, match="'later'"):
+        train(tiny_model, tmp_path, loss_type="later", **settings)
+    inherited = GRPOTrainer._compute_loss
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: 0.5 * inherited(self, model, inputs))
+    with pytest.raises(SelfCheckError, match="weight of a token"):
+        train(tiny_model, tmp_path, **settings)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plugins", [AGGREGATION, FORWARD_HOOK], ids=["aggregation", "forward hook"])
 def test_self_check_waits_for_a_live_token(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:

@@ -47,10 +47,12 @@ class LossStage:
         self._section = self.facts.agreement.section
         self._hooks_act = bool(self.plugins.forward_hooks)
         self._acts = self.reduction.takes_apart or self._hooks_act
+        # Compact updates move and scale rows by what TRL's reduction is known to be; a user's loss is compared with it.
+        self._compares = self.reduction.takes_apart or (self.updates is not None and not self.own_loss.owners)
         # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
         self._must_be_reached = self._acts or (self.plugins.change_advantages and not self.own_loss.owners)
         self._reached = 0  # losses that went through here
-        self._self_checked = False
+        self._unchecked = self._acts or self._compares
 
     def arrange(self, micro_batches: list[dict[str, Any]], totals: Mapping[int, Totals]) -> list[dict[str, Any]]:
         """The micro-batches of a generation batch as they are trained on, before a user's class sees any of them."""
@@ -72,7 +74,7 @@ class LossStage:
                 self._deal_totals([inputs], progress, totals)  # of an evaluation, which TRL does not buffer
             if self.own_loss.untried:
                 trls_loss = functools.partial(acting.trls_policy_loss, self.trainer)
-                with acting.restore_after_trial(self.trainer):
+                with self._section(), acting.restore_after_trial(self.trainer):
                     self.own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
             if not self.own_loss.per_token:
                 with self._section():
@@ -99,15 +101,15 @@ class LossStage:
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
         is_trial = len(self._handlers) > 1
+        progress = reading.progress_of(self.trainer)
+        if self._unchecked and self.own_loss.per_token and progress.training and not is_trial:
+            self._check_terms(inherited, inputs, progress)
         if is_trial or not (self._acts or self.records.records_tokens):
             self._reached += 1
             loss = inherited(model, inputs)
             return loss if is_trial else scaled_for_masked_groups(loss, inputs)
-        progress = reading.progress_of(self.trainer)
         settings = reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
-        if progress.training and self._acts and self.own_loss.per_token and not self._self_checked:
-            self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaced_by else nullcontext()
         with torch.enable_grad():  # in evaluation too
@@ -173,13 +175,14 @@ class LossStage:
         self.records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
         return changes
 
-    def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
+    def _check_terms(self, inherited: Inherited, inputs: Any, progress: Progress) -> None:
         settings = reading.loss_settings_of(self.trainer)
         when = (self.facts, settings, progress, reading.slope_at_ratio_one(self.trainer))
         with self._section(), acting.restore_after_trial(self.trainer):
-            self_check(self._on_trial(inherited), inputs, mask_B_T, self.reduction.takes_apart, *when)
+            mask_B_T = counting_mask(inputs).to(progress.precision)
+            self_check(self._on_trial(inherited), inputs, mask_B_T, self._compares, *when)
             self.token_losses.check(inputs, progress)
-        self._self_checked = True
+        self._unchecked = False
 
     def _on_trial(self, loss: Inherited) -> LossOf:
         """A loss that takes a replacement for the policy's forward pass."""

@@ -212,7 +212,7 @@ def reduction_of(
 ) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
     aggregation = plugins.aggregation
-    if plugins.reduces:
+    if plugins.reduces or plugins.compact:
         contract.check_loss_type(settings.loss_type)
     if aggregation is None:
         has = {"has_token_losses": bool(plugins.token_losses), "masks": plugins.resample is not None}
@@ -244,7 +244,7 @@ def self_check(
     loss_of: LossOf,
     inputs: dict[str, Any],
     mask_B_T: torch.Tensor,
-    takes_apart: bool,
+    compares: bool,
     facts: RunFacts,
     settings: LossSettings,
     progress: Progress,
@@ -259,7 +259,7 @@ def self_check(
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
     label = f"The loss of {facts.trainer_name} (loss_type={settings.loss_type!r})"
-    remove = "Remove the plugins, or move your own term from _compute_loss to compute_loss."
+    remove = "Remove the plugins and compact_updates, or move your own term from _compute_loss to compute_loss."
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
         leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
@@ -288,7 +288,7 @@ def self_check(
             (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
             raise SelfCheckError(f"{label} does not depend on the advantages, or reads them too early. {remove}")
-        if not takes_apart:
+        if not compares:
             return
         weights_B_T = computed_at_one.trl_weights_B_T
         compare("weight of a token", slope_B_T.abs() / slope_at_ratio_one, weights_B_T)

@@ -20,7 +20,6 @@ from ..plugins.loading import (
 )
 from ..types import implements
 from .config import our_settings, read_resample
-from .upstream import contract
 
 
 class SelectedRewards:
@@ -78,8 +77,6 @@ class SelectedPlugins:
         self.aggregation = found["loss_aggregation"]
         self.group_filter = found["group_filter"]
         self.prompt_sampler = found["prompt_sampler"]
-        if self.aggregation is not None and args is not None:
-            contract.check_loss_type(args.loss_type)
         self.chain = HookChain(self.hooks, self.aggregation)
         self.forward_hooks = [hook for hook in self.hooks if implements(hook, "on_forward")]
         self.change_advantages = bool(self.forward_hooks) or self.chain.acts("on_rollout")

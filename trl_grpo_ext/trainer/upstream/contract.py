@@ -100,7 +100,9 @@ def check_version(installed: str | None = None) -> None:
     if release.release[:2] > Version(NEWEST_TESTED).release[:2]:
         what = f"newer than {NEWEST_TESTED}.x, the newest that trl-grpo-ext was tested with"
         warnings.warn(
-            f"trl {installed} is {what}. Its names are checked now, its loss at the first step.", stacklevel=3
+            f"trl {installed} is {what}. Its names are checked now, and its loss at the first step if plugins or "
+            "compact_updates take part in it.",
+            stacklevel=3,
         )
 
 
@@ -123,10 +125,10 @@ def check_instance(trainer: Any, attributes: Sequence[str] = ATTRIBUTES, argumen
     require(problems, type(trainer))
 
 
-def check_loss_type(loss_type: str | None) -> None:
-    """Check that we know a loss type's reduction; None passes."""
-    if loss_type is not None and loss_type not in LOSS_TYPES:
-        what = f"loss_type {loss_type!r} takes no aggregation or token loss: trl-grpo-ext knows"
+def check_loss_type(loss_type: str) -> None:
+    """Check that we know a loss type's reduction."""
+    if loss_type not in LOSS_TYPES:
+        what = f"loss_type {loss_type!r} takes no aggregation, token loss or compact_updates: trl-grpo-ext knows"
         raise ConfigurationError(f"{what} {', '.join(sorted(LOSS_TYPES))}.")
 
 

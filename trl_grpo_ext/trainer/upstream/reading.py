@@ -189,7 +189,6 @@ def reduction_weights(
     loss_type: str, mask_B_T: torch.Tensor, num_items_in_batch: torch.Tensor, facts: RunFacts, progress: Progress
 ) -> torch.Tensor:
     """The weight that TRL's reduction gives each token of a micro-batch, `(B, T)`, measured by the self-check."""
-    contract.check_loss_type(loss_type)
     accumulation = progress.accumulation
     rows = mask_B_T.size(0) * accumulation
     tokens_of_step = num_items_in_batch.clamp(min=1.0) / facts.ranks * accumulation / progress.steps_per_generation
