@@ -34,7 +34,7 @@ from trl_grpo_ext.advantages.policies import kl_estimate
 from trl_grpo_ext.advantages.returns import live_tokens_after
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain
-from trl_grpo_ext.credit.terms import FurtherTerms, take_apart
+from trl_grpo_ext.credit.terms import take_apart
 from trl_grpo_ext.credit.token_losses import carried_values, run_token_loss
 from trl_grpo_ext.testing import make_forward, make_rollout, make_terms
 
@@ -147,11 +147,12 @@ def our_loss(row: Mapping[str, Any], rollout: Rollout, logps_B_T: torch.Tensor) 
     ratio_B_T = flow.importance_ratio(logps_B_T, old_B_T, mask_B_T, level)
     correction_B_T = ratio_B_T if settings.get("use_bias_correction_kl", True) else None
     kl_B_T = settings.get("beta", 0.0) * flow.kl_k3(logps_B_T, rollout.ref_logps_B_T, correction_B_T)
-    apart = take_apart(loss, leaf_B_T, weights_B_T, mask_B_T, kl_B_T, has_rest=False)
+    own, replaced = [], False
     for plugin in load_token_losses(row.get("token_losses", [])):
         more = {"mask_B_T": mask_B_T, "carried_B_T": carried_values(plugin, rollout)}
-        own_B_T = run_token_loss(plugin, make_terms(logps_B_T, old_B_T, leaf_B_T.detach(), **more))
-        apart = apart.changed_by(FurtherTerms({"own": own_B_T}, plugin.declares.replaces))
+        own.append(run_token_loss(plugin, make_terms(logps_B_T, old_B_T, leaf_B_T.detach(), **more)))
+        replaced |= plugin.declares.replaces
+    apart = take_apart(loss, leaf_B_T, weights_B_T, mask_B_T, kl_B_T, False, own, replaced)
     return aggregated(row.get("aggregation", "token_mean"), apart.loss_B_T, rollout)
 
 

@@ -58,7 +58,7 @@ class PluginRunError(TRLGRPOExtError, RuntimeError):
 
 
 class UpstreamError(TRLGRPOExtError, RuntimeError):
-    """This package does not work with the installed TRL."""
+    """TRL, or a trainer class or model of the user's, does not do what this package relies on."""
 
 
 class SelfCheckError(UpstreamError):

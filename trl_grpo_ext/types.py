@@ -562,7 +562,7 @@ class FilterDeclaration(Declaration):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLossDeclaration(Declaration):
-    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone."""
+    """What a token loss may declare. The defaults are safe for any added loss; promises let compact updates do more."""
 
     INSIDE_TRLS: ClassVar[Sequence[str]] = (
         "importance_sampling_level",

@@ -172,7 +172,7 @@ class TruncationMasking(Checked):
 
 
 class SequenceRejection(Checked):
-    """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
+    """Zero the advantages of completions on which the trained model and the sampler disagree.
 
     `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
     tokens that the sampler has scored, is below `low` or above `high`. It is a mask: its zeros stay 0 at the loss

@@ -186,9 +186,9 @@ class ToolErrors(Checked):
 class MaskedTurns(Checked):
     """Credit some turns only: the tokens of all others get 0, also at the loss forward.
 
-    A turn is picked as the `first` or `last` of its completion; since it makes a tool call (`calls`) or none
-    (`answers`); or since one of its calls failed (`failed`, see `tool_errors`) or none did (`sound`). Masked tokens
-    stay in the denominators of the loss and under a KL penalty.
+    A turn is picked if it is the `first` or `last` of its completion; if it makes a tool call (`calls`) or none
+    (`answers`); or if one of its calls failed (`failed`, see `tool_errors`) or none did (`sound`). Masked tokens stay
+    in the denominators of the loss and under a KL penalty.
 
     Source: none of its own; Search-R1 (2503.09516) masks the search results, which have no advantage here anyway.
 

@@ -19,7 +19,6 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 from ..credit import flow, groups, rollouts, signal
 from ..credit.chain import Change
 from ..credit.parts import agreed_names, part_metrics
-from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, PluginRunError
 from ..guard.calls import is_async, unique_names
 from ..guard.reward_watch import RewardWatch
@@ -364,9 +363,9 @@ class Steps:
         forward.inputs["advantages"] = leaf_B_T
         values, metrics = self._token_losses.values(forward, progress)
         self.records.add_metrics(metrics)
-        further = FurtherTerms(values, bool(self._token_losses.replaced_by))
+        with_terms = (self._facts, values, self._token_losses.replaces)
         measured_B_T = spread(upstream.reduction_weights(self._trainer, inherited, inputs)[selected])
-        computed = Computed(trl_loss, forward, self._settings, progress, self._facts, further, measured_B_T)
+        computed = Computed(trl_loss, forward, self._settings, progress, *with_terms, measured_B_T)
         reduced = self._reduction.reduce(computed)
         self.records.saw_loss(forward, reduced)
         return reduced.loss

@@ -164,7 +164,7 @@ def refuse_normalised_shapers(hooks: Sequence[Any], multi_objective_aggregation:
     estimates = any(role_of(hook) == "estimator" for hook in hooks)
     if adding and not estimates and multi_objective_aggregation == "normalize_then_sum":
         what = f"The advantage hook {plugin_label(adding[0])!r} adds to the total reward"
-        why = "multi_objective_aggregation: normalize_then_sum does not read, but normalises each column by itself"
+        why = "multi_objective_aggregation: normalize_then_sum does not read: it normalises each column by itself"
         raise ConfigurationError(f"{what}, which {why}. Set sum_then_normalize, or select an estimator.")
 
 

@@ -93,7 +93,9 @@ class GRPOExtConfig(GRPOConfig):
         checked_choice("compact_updates", self.compact_updates, ("off", "exact"))
         checked_whole("token_records", self.token_records, lowest=0)
         if self.compact_updates == "off" and self.share_prompts:
-            raise ConfigurationError("share_prompts needs compact_updates: exact. Set one or the other.")
+            raise ConfigurationError(
+                "share_prompts needs compact_updates: exact. Set that as well, or leave share_prompts out."
+            )
         if self.reward_timeout is not None:
             wanted = "a number of seconds above 0, or None"
             checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ..credit import flow
-from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
 from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
@@ -111,14 +110,14 @@ class LossStage:
         settings = reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
-        replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaced_by else nullcontext()
+        replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaces else nullcontext()
         with torch.enable_grad():  # in evaluation too
             with replaced, self._handled_by(functools.partial(self._pass_in_loss, forward, model)):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
             values, metrics = self.token_losses.values(forward, progress)
             self.records.add_metrics(metrics)
-            further = FurtherTerms(values, bool(self.token_losses.replaced_by))
-            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, self.facts, further))
+            with_terms = (self.facts, values, self.token_losses.replaces)
+            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, *with_terms))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
             self.records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:

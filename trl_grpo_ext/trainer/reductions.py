@@ -11,7 +11,7 @@ import torch
 from ..credit import flow, terms
 from ..credit.chain import Change
 from ..credit.flow import plugin_label
-from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
+from ..credit.terms import TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError, UpstreamError
 from ..types import AggregationDeclaration, Forward, HookDeclaration, implements
 from .batch import BatchKeys, scaled_for_masked_groups
@@ -92,7 +92,8 @@ class Computed:
     settings: LossSettings
     progress: Progress
     facts: RunFacts
-    further: FurtherTerms = NO_FURTHER
+    further: Sequence[torch.Tensor] = ()  # the values of the token losses, `(B, T)`
+    replaced: bool = False  # by one of them
     measured_B_T: torch.Tensor | None = None  # TRL's weights, if they were measured
 
     @property
@@ -105,15 +106,16 @@ class Computed:
 
     def pieces(self) -> TakenApart:
         settings = self.settings
-        pieces = terms.take_apart(
+        return terms.take_apart(
             self.trl_loss,
             self.forward.inputs["advantages"],
             self.trl_weights_B_T,
             self.forward.mask_B_T,
             self._kl_penalty() if settings.beta != 0.0 else None,
-            has_rest=settings.entropy_bonus or settings.auxiliary_loss,
+            settings.entropy_bonus or settings.auxiliary_loss,
+            self.further,
+            self.replaced,
         )
-        return pieces.changed_by(self.further)
 
     def _kl_penalty(self) -> torch.Tensor:
         """TRL's KL penalty of each token: it does not depend on the advantages, but follows the same weights."""
@@ -134,7 +136,6 @@ class TRLsReduction:
     entropy bonus and the auxiliary loss, which do not count rows, stay as they are.
     """
 
-    aggregation: Any = None
     by_weights = False
 
     def __init__(self, settings: LossSettings, *, knows_weights: bool, has_token_losses: bool, masks: bool) -> None:
@@ -232,7 +233,7 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
     alone = all(HookDeclaration.of(hook).independent for hook in forward_hooks)
     mixes = settings.top_entropy_quantile < 1.0 or not alone  # the quantile is of a micro-batch
     acts = bool(forward_hooks)  # which may give rows without signal one
-    policy = replace(terms.POLICY, mixes_rows=mixes, acts_without_advantage=acts, unscaled=acts)
+    policy = Term(mixes_rows=mixes, acts_without_advantage=acts, unscaled=acts)
     are_there = (settings.beta != 0.0, settings.entropy_bonus, settings.auxiliary_loss)
     return [policy, *itertools.compress((terms.KL, terms.ENTROPY, terms.AUXILIARY), are_there), *further]
 

@@ -60,7 +60,7 @@ class SelectedRewards:
 
 
 class SelectedPlugins:
-    """The plugins of a run but its rewards, and the settings beside them. `given` are those given in Python."""
+    """All plugins of a run except its rewards, and its settings. `given` are selections passed in Python, by name."""
 
     def __init__(self, args: Any, given: Mapping[str, Any]) -> None:
         settings = self.settings = our_settings(args)

@@ -23,19 +23,17 @@ class TokenLosses:
         self._losses = losses
         self._facts = facts
         self._section = facts.agreement.section
-        self.replaced_by = losses_that_replace(losses)
+        self.replaces = bool(losses_that_replace(losses))
         self._need_reference = any("ref_logps" in TokenLossDeclaration.of(loss).needs for loss in losses.values())
 
     def __bool__(self) -> bool:
         return bool(self._losses)
 
     def terms(self) -> list[Term]:
-        found = []
-        for name, loss in self._losses.items():
-            declared = TokenLossDeclaration.of(loss)
-            acts = not declared.needs_advantage
-            found.append(Term(name=name, mixes_rows=not declared.independent, acts_without_advantage=acts))
-        return found
+        declared = map(TokenLossDeclaration.of, self._losses.values())
+        return [
+            Term(mixes_rows=not one.independent, acts_without_advantage=not one.needs_advantage) for one in declared
+        ]
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
         """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""
@@ -46,14 +44,14 @@ class TokenLosses:
                 values = carried_values(loss, rollout)
             batch.update({_key(number, name): values_B_T for name, values_B_T in values.items()})
 
-    def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    def values(self, forward: LossForward, progress: Progress) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Each loss's value of every token, `(B, T)`, and what is logged of them."""
         if not self._losses:
-            return {}, {}
+            return [], {}
         factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
-        values = dict[str, torch.Tensor]()
+        values = list[torch.Tensor]()
         seen = dict[str, torch.Tensor]()
         for number, (name, loss) in enumerate(self._losses.items()):
             with self._section():
@@ -62,7 +60,7 @@ class TokenLosses:
                 seen[f"token_loss/{name}/mean"] = value_B_T.detach()
                 for what, measured_B_T in measured(loss, terms).items():
                     seen[f"token_loss/{name}/{what}"] = measured_B_T
-            values[name] = value_B_T * factor_B_1
+            values.append(value_B_T * factor_B_1)
         mask_B_T = forward.mask_B_T
         sums_C = torch.stack([mask_B_T.sum(), *((seen_B_T * mask_B_T).sum() for seen_B_T in seen.values())])
         tokens, *sums = self._facts.sum_over_ranks(sums_C.double()).tolist()
@@ -115,7 +113,7 @@ def _key(number: int, name: str) -> str:
 
 
 def losses_that_replace(losses: Mapping[str, Any]) -> list[str]:
-    """The name of the token loss that takes the place of TRL's, if there is one; two are refused."""
+    """The token loss that takes the place of TRL's, by name, in a list; empty if there is none, and two are refused."""
     replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
     if len(replacing) > 1:
         raise ConfigurationError(f"The token losses {' and '.join(replacing)} both replace TRL's. Keep one of them.")

@@ -164,6 +164,19 @@ def test_a_trial_leaves_nothing_behind(tiny_model: Path, tmp_path: Path, monkeyp
     assert ours.trainer._trl_grpo_ext.losses.updates._trials.exact.packed
 
 
+def test_weights_that_are_buffers_are_not_copied() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    weights = torch.ones(trials.SMALL + 1, dtype=torch.int32)
+    module.register_buffer("weights", weights)
+    with trials._same_state(module):
+        module(torch.rand(4, 3))
+        module.running_var = torch.zeros(3)
+        weights.add_(1)
+    assert (module.running_mean.tolist(), module.running_var.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert module.weights is weights
+    assert weights[0] == 2  # which no model does
+
+
 def test_positions_in_the_gradient(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """HunYuan scales queries and keys after the rotation, at first by 1."""
     model = saved(HunYuanDenseV1Config(**SIZES, vocab_size=42), tiny_model, tmp_path / "model")

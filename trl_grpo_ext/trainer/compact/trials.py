@@ -36,7 +36,7 @@ FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, c
 GRADIENT_FLOOR = 1e-4  # nor do a gradient's, relative to it; the least of a model that sees its place is 2e-3
 MARGIN = 3  # tokens by which a length is surely beyond what the model makes of a number in its config
 
-LARGE = 2**24  # numbers of a buffer that no model changes in a pass; quantised weights may be buffers
+SMALL = 2**16  # most numbers of a buffer that a pass may write into, as means and counters; quantised weights have more
 Result = TypeVar("Result")
 
 Policy = Callable[[], tuple[Callable[..., Any], Any]]  # TRL's method for log-probabilities, and the policy
@@ -423,7 +423,7 @@ def _same_state(model: torch.nn.Module) -> Iterator[None]:
         (
             module,
             {name: value for name, value in vars(module).items() if isinstance(value, kept)},
-            {n: (b, b.clone()) for n, b in module.named_buffers(recurse=False) if b.numel() <= LARGE},
+            {n: (b, b.clone() if b.numel() <= SMALL else b) for n, b in module.named_buffers(recurse=False)},
         )
         for module in model.modules()
     ]
@@ -435,7 +435,7 @@ def _same_state(model: torch.nn.Module) -> Iterator[None]:
                 if vars(module).get(name) is not value:
                     setattr(module, name, value)
             for name, (buffer, value) in buffers.items():
-                setattr(module, name, buffer.copy_(value))
+                setattr(module, name, buffer if value is buffer else buffer.copy_(value))
 
 
 @contextmanager
