@@ -113,7 +113,7 @@ class AdvantageHook(Protocol):
 
     Optional: `state_dict()` and `load_state_dict(state)`, a mapping of JSON values that must survive a checkpoint, of
     rank 0 for all ranks; `metrics`, numbers on its last batch by name, the same on all ranks, logged as
-    `advantage/<hook>/<name>`.
+    `advantage/<hook>/<name>`; with `on_forward` numbers on its last micro-batch, of which the log has the mean.
     """
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:

@@ -17,6 +17,7 @@ from tests.support import length_reward, prompts, scripted_rollout, train
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.trainer.reductions import LossForward
+from trl_grpo_ext.types import HookDeclaration
 
 CHAIN: list[Any] = [
     "centred",
@@ -90,6 +91,30 @@ def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: 
             assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
             assert [name for name, _ in row["rewards"]] == ["length_reward"]
             assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
+
+
+class Counts:
+    """Counts the calls of its stages."""
+
+    declares = HookDeclaration(role="transform", independent=True)
+
+    def __init__(self) -> None:
+        self.metrics = {"batches": 0.0, "forwards": 0.0}
+
+    def on_rollout(self, advantages_B_T: Any, rollout: Any) -> Any:
+        self.metrics["batches"] += 1
+        return advantages_B_T
+
+    def on_forward(self, advantages_B_T: Any, forward: Any) -> Any:
+        self.metrics["forwards"] += 1
+        return advantages_B_T
+
+
+def test_a_forward_hooks_metrics_are_those_of_the_steps_forwards(tiny_model: Path, tmp_path: Path) -> None:
+    cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    logs = train(tiny_model, tmp_path, hooks=[Counts()], **cut).logs
+    found = [[log[f"advantage/Counts/{name}"] for name in ("batches", "forwards")] for log in logs[:2]]
+    assert found == [[1, 1.5], [2, 3.5]]  # the means over two micro-batches
 
 
 def test_phases_add_up(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -350,7 +350,7 @@ class Steps:
             with self._facts.agreement.section():
                 before, signs_B_T = forward.inputs["advantages"], forward.inputs.get(BatchKeys.allowed_signs)
                 after_B_T, changes = self.plugins.chain.on_forward(before, context, signs_B_T)
-            self.records.saw_changes(changes, forward.inputs[BatchKeys.row_id], forward.mask_B_T)
+            self.records.saw_forward(changes, forward.inputs[BatchKeys.row_id], forward.mask_B_T)
             forward.passes.append(PolicyPass(logps_B_T, entropies_B_T, changes))
             with torch.no_grad():
                 leaf_B_T.copy_(after_B_T)

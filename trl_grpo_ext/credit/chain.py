@@ -57,12 +57,13 @@ class HookChain:
         """Advantages `(B, T)` after the rollout stage, and what each hook changed."""
         return self._run("on_rollout", advantages, rollout)
 
-    def metrics(self) -> dict[str, float]:
-        """What the hooks say of the last batch: their `metrics`, each under the hook's name."""
+    def metrics(self, forward: bool | None = None) -> dict[str, float]:
+        """The hooks' own `metrics`, each under its hook's name; if said, of those with `on_forward`, or without."""
         return {
             f"advantage/{label}/{name}": value
             for label, hook in zip(self._names, self.hooks, strict=True)
             for name, value in hook_metrics(hook).items()
+            if forward in (None, implements(hook, "on_forward"))
         }
 
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:

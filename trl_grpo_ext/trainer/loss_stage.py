@@ -171,7 +171,7 @@ class LossStage:
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
             changed, changes = self.plugins.chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
             inputs["advantages"] = self.own_loss.advantages(changed, forward.mask_B_T)
-        self.records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
+        self.records.saw_forward(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
         return changes
 
     def _check_terms(self, inherited: Inherited, inputs: Any, progress: Progress) -> None:

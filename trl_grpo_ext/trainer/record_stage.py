@@ -76,7 +76,7 @@ class RecordStage:
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
             self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
-        self.add_metrics(self._chain.metrics())
+        self.add_metrics(self._chain.metrics(forward=False))  # the others have yet to see this batch's losses
 
     def time_step(self, step: Callable[[], Any]) -> Any:
         if not self._logs_more:
@@ -86,6 +86,11 @@ class RecordStage:
         if reading.closes_step(self._trainer):
             self.add_metrics(self.phases.take())
         return output
+
+    def saw_forward(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        """The forward hooks have run for a micro-step."""
+        self.saw_changes(changes, row_ids_B, mask_B_T)
+        self.add_metrics(self._chain.metrics(forward=True))
 
     def saw_changes(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         """Log what each hook did, and show each completion's mean advantage in TRL's table of completions."""
