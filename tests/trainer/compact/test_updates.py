@@ -274,12 +274,9 @@ class AdaptersInFloat32(TrainerCallback):
 def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
     quantised = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    runs = []
-    for name, share in (("shared", {"compact_updates": "exact", "share_prompts": True}), ("off", {})):
-        torch.manual_seed(0)  # the adapters' weights
-        more = {"rollout_func": uneven_rollout, "peft_config": lora, "callbacks": [AdaptersInFloat32()]}
-        settings = {**COMMON, "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
-        runs.append(train(tiny_model, tmp_path / name, **settings, **share, trainer_arguments=more))
+    given: dict[str, Any] = {"peft_config": lora, "callbacks": [AdaptersInFloat32()], "share_prompts": True, "seed": 3}
+    given |= {"dtype": "float32", "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
+    runs = pair(tiny_model, tmp_path, GRPOExtTrainer, **given)
     assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
     assert max(gaps(*runs)) < EXACT["float32"]
     assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
