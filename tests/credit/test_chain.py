@@ -148,28 +148,26 @@ def test_chain_keeps_masks_after_the_forward_stage() -> None:
     assert HookChain([adds, keeps_negative, MASK]).allowed_signs(rollout).tolist() == [[0, 0], [0, 0]]
 
 
-class Counting:
-    """A mask of negative advantages that counts its batches and says what came in."""
+class Noting:
+    """A mask of negative advantages that keeps what came in."""
 
-    __name__, declares = "counting", HookDeclaration(role="transform", last=True)
+    __name__, declares = "noting", HookDeclaration(role="transform", last=True)
 
     def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-        self.batches = [0]
+        self.metrics, self.seen = dict[str, float](), list[float]()
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        self.batches[0] += 1
-        self.metrics["mean"] = float(advantages_B_T.mean())
+        self.seen.append(float(advantages_B_T.mean()))
+        self.metrics["mean"] = self.seen[-1]
         return advantages_B_T.clamp(min=0.0)
 
 
 def test_trying_a_mask_leaves_its_metrics_and_state() -> None:
-    mask, rollout = Counting(), make_rollout([2, 2])
+    mask, rollout = Noting(), make_rollout([2, 2])
     chain = HookChain([mask, FORWARD])
     chain.on_rollout(torch.tensor([0.25, 0.75], dtype=torch.float64), rollout)
     assert chain.allowed_signs(rollout).tolist() == [[1, 1], [1, 1]]
-    assert mask.metrics == {"mean": 0.5}
-    assert mask.batches == [1]
+    assert (mask.metrics, mask.seen) == ({"mean": 0.5}, [0.5])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -151,8 +151,8 @@ class Taught(GRPOTrainer):
             self.teacher.lm_head.weight.mul_(0.5)
 
         def ask(asked: Any) -> Any:
-            ids, mask = whole_rows(inputs)
-            return self._get_per_token_logps_and_entropies(asked, ids, mask, inputs["completion_ids"].size(1))[0]
+            given = (*whole_rows(inputs), inputs["completion_ids"].size(1))
+            return self._get_per_token_logps_and_entropies(asked, *given)[0]
 
         with torch.no_grad():
             ask(model)
@@ -169,9 +169,8 @@ def test_other_forward_passes_inside_a_loss(tiny_model: Path, tmp_path: Path, ag
     plain = train(tiny_model, tmp_path / "plain", **settings)
     run = train(tiny_model, tmp_path / "taught", mixed(Taught), **settings)
     assert all(relative_gap(*pair) < 1e-6 for pair in zip(run.gradients, plain.gradients, strict=True))
-    assert [log["advantage/DoubledForward/mean"] for log in run.logs[:2]] == pytest.approx(
-        [log["advantage/DoubledForward/mean"] for log in plain.logs[:2]]
-    )
+    ours, theirs = ([log["advantage/DoubledForward/mean"] for log in one.logs[:2]] for one in (run, plain))
+    assert ours == pytest.approx(theirs)
 
 
 @pytest.mark.slow

@@ -136,7 +136,7 @@ def copy_to_try(hook: Any) -> Any:
     return tried
 
 
-def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
+def refuse_discarded(hooks: Sequence[Any], aggregation: Any) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
     estimators, forward = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "forward"))
     adding = [hook for hook in hooks if adds_rewards(hook)]

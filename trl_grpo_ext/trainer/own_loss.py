@@ -20,7 +20,7 @@ LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]  # with a replace
 class LossTrial:
     """A batch like `inputs` with invented log-probabilities, at importance ratio 1 or, by default, near it."""
 
-    def __init__(self, inputs: Mapping[str, Any], *, at_ratio_one: bool = False, all_tokens: bool = False) -> None:
+    def __init__(self, inputs: Mapping[str, Any], *, all_tokens: bool, at_ratio_one: bool = False) -> None:
         mask_B_T = inputs["completion_mask"]
         ones_B_T = torch.ones_like(mask_B_T, dtype=torch.float32)
         numbers = torch.arange(mask_B_T.numel(), device=mask_B_T.device)

@@ -156,7 +156,7 @@ def _deal(
     )
 
 
-def part_tokens(lengths: Lengths, part: Sequence[int], groups: Groups | None = None) -> int:
+def part_tokens(lengths: Lengths, part: Sequence[int], groups: Groups | None) -> int:
     """Tokens that a part computes on this rank, padding counted; none if it holds placeholders alone."""
     rows = [row for row in part if row >= 0]
     if not rows:

@@ -94,9 +94,7 @@ def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
     return made
 
 
-def logps_by_length(
-    method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
-) -> Any:
+def logps_by_length(method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None) -> Any:
     """Log-probabilities without a gradient, planned like an update; `widths` are what runs of unpacked rows."""
     ids = given["input_ids"]
     mask = given["attention_mask"]
