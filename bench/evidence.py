@@ -444,7 +444,9 @@ def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
         if page is not None:
             write_block(page, f"evidence: {name}", f"{table}\n\n{said}" if name == "gate" else table)
     if page is not None:
-        plot(lines, page.parent / "images" / "evidence.png")
+        pictures = page.parent / "images"
+        plot(lines, [task for task in TASKS if "parts" in trainings(lines, task)], pictures / "evidence.png")
+        plot(lines, [TUNED_TASK], pictures / "evidence_8.png")
 
 
 def order_of(line: Mapping[str, Any]) -> int:
@@ -567,42 +569,40 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
-CLOCK_LABELS = {"plain TRL": "plain TRL", "shared": "cheap updates", "parts": "and part_credit"}
+DRAWN = {
+    "plain TRL": ("shared", "0.45", "plain TRL"),
+    "shared": ("shared", "C1", "cheap updates"),
+    "parts": ("parts", "C0", "and part_credit"),
+}
+"""By arm: whose trainings are drawn over its seconds, in which color, under which name."""
 
 
-def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Right answers over completions and over seconds, a line for each seed."""
+def plot(lines: Sequence[Mapping[str, Any]], tasks: Sequence[Task], path: Path) -> None:
+    """Right answers over completions and over seconds: faint, a line for each seed; bold, the mean of all seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [task for task in TASKS if trainings(lines, task) and clock_of(lines, task, "plain TRL", "float32")]
+    def draw(axis: Any, of_arm: Sequence[Mapping[str, Any]], color: str, label: str, first: float, step: float) -> None:
+        courses = [[right for _, right in windows(line["right"])] for line in of_arm]
+        places = [first + middle * step for middle, _ in windows(range(LONGER))]
+        for course in courses:
+            axis.plot(places[: len(course)], course, color, lw=0.8, alpha=0.3)
+        mean = [statistics.fmean(one) for one in zip(*courses, strict=False)]  # as far as every seed goes
+        axis.plot(places[: len(mean)], mean, color, lw=2.2, label=label)
+
     figure, axes = pyplot.subplots(len(tasks), 2, figsize=(8.8, 3.2 * len(tasks)), squeeze=False)
-    for place, task in enumerate(tasks):
-        completions, clock = axes[place]
-        by_arm = trainings(lines, task)
-        for arm, color, label in (("shared", "C1", "outcome reward"), ("parts", "C0", "part_credit")):
-            for number, line in enumerate(by_arm.get(arm, {}).values()):
-                steps, right = zip(*windows(line["right"]), strict=True)
-                of_all = {"label": label} if number == 0 else {}
-                completions.plot([step * PROMPTS * GROUP for step in steps], right, color, lw=1, alpha=0.7, **of_all)
-        for arm, source, color in (
-            ("plain TRL", "shared", "0.5"),
-            ("shared", "shared", "C1"),
-            ("parts", "parts", "C0"),
-        ):
-            seconds = clock_of(lines, task, arm, "float32")
-            for number, line in enumerate(by_arm.get(source, {}).values() if seconds else ()):
-                assert seconds is not None
-                steps, right = zip(*windows(line["right"]), strict=True)
-                of_all = {"label": CLOCK_LABELS[arm]} if number == 0 else {}
-                clock.plot(
-                    [seconds.once + step * seconds.step for step in steps], right, color, lw=1, alpha=0.7, **of_all
-                )
+    for (completions, seconds), task in zip(axes, tasks, strict=True):
+        by_arm = {arm: list(of_seed.values()) for arm, of_seed in trainings(lines, task).items()}
+        for arm, label in (("shared", "outcome reward"), ("parts", "part_credit")):
+            draw(completions, by_arm[arm], DRAWN[arm][1], label, 0.0, PROMPTS * GROUP)
+        for arm, (source, color, label) in DRAWN.items():
+            if (clock := clock_of(lines, task, arm, "float32")) is not None:
+                draw(seconds, by_arm[source], color, label, clock.once, clock.step)
         completions.set_xlabel("completions")
-        clock.set_xlabel("seconds of one core")
-        for axis in (completions, clock):
+        seconds.set_xlabel("seconds of one core")
+        for axis in (completions, seconds):
             axis.axhline(TARGETS[task.form], color="0.7", lw=0.8, ls="--")
             axis.set_title(f"{task} parts", fontsize=10)
             axis.legend(fontsize=8, loc="lower right")
