@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 EXACT = {"float64": 1e-9, "float32": 1e-5}
 DIFFERENT = 1e-3
-LOGGED = 1e-6
+LOGGED = 5e-6
 """Relative; transformers adds the losses of a step up in float32."""
 
 
