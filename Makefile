@@ -70,7 +70,7 @@ evidence: $(READY)
 	$(BIN)/python -m bench.parts training --parts 8 --groups 2 8 16 --docs docs/evidence.md
 	$(BIN)/python -m bench.parts dense --docs docs/evidence.md
 	$(EVIDENCE) gate
-	$(EVIDENCE) gate --form json --parts 8
+	$(EVIDENCE) gate --form json --parts 4 8 --groups 100 && $(EVIDENCE) gate --form json --parts 12 --groups 48
 	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 12 4 && $(EVIDENCE) time --parts 8 12
 	$(EVIDENCE) train --parts 8 --arms "places shuffled" "no places"
 	$(EVIDENCE) train --parts 12 --arms "parts before" && $(EVIDENCE) train --parts 8 --arms "plain TRL" --seeds 1
