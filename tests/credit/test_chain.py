@@ -1,6 +1,8 @@
 """The chain by roles: order, shaped rewards, held masks, metrics of each hook by hand, and what is refused."""
 
 import math
+import threading
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,7 +156,7 @@ class Noting:
     __name__, declares = "noting", HookDeclaration(role="transform", last=True)
 
     def __init__(self) -> None:
-        self.metrics, self.seen = dict[str, float](), list[float]()
+        self.metrics, self.seen, self.held = dict[str, float](), deque[float](), [threading.Lock()]
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         self.seen.append(float(advantages_B_T.mean()))
@@ -164,10 +166,9 @@ class Noting:
 
 def test_trying_a_mask_leaves_its_metrics_and_state() -> None:
     mask, rollout = Noting(), make_rollout([2, 2])
-    chain = HookChain([mask, FORWARD])
-    chain.on_rollout(torch.tensor([0.25, 0.75], dtype=torch.float64), rollout)
+    (chain := HookChain([mask, FORWARD])).on_rollout(torch.tensor([0.25, 0.75], dtype=torch.float64), rollout)
     assert chain.allowed_signs(rollout).tolist() == [[1, 1], [1, 1]]
-    assert (mask.metrics, mask.seen) == ({"mean": 0.5}, [0.5])
+    assert (mask.metrics, mask.seen) == ({"mean": 0.5}, deque([0.5]))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

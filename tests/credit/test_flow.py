@@ -113,7 +113,7 @@ def test_run_hook_names_who_raised(raised: BaseException, error: Any, message: s
 
 
 def test_what_is_none_because_nobody_needs_it_is_named_with_the_line() -> None:
-    reads = hook(on_rollout=lambda a, rollout: a * rollout.old_logps_B_T)
+    reads = hook(on_rollout=torch.no_grad()(lambda a, rollout: a * rollout.old_logps_B_T))
     said = r" \(test_flow.py, line \d+: .*\)\. old_logps_B_T is None unless declared, as in needs=\(\"old_logps\",\)\.$"
     with pytest.raises(PluginRunError, match=f"'NoneType'{said}"):
         flow.apply_hooks(torch.zeros(1), [reads], make_rollout([1]))

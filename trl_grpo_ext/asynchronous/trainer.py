@@ -236,7 +236,7 @@ class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
         advantages_B_T, changes = chain.on_rollout(at_first_B, rollout)
         signs_B_T = chain.allowed_signs(rollout)
         rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
-        metrics |= chain.metrics()
+        metrics |= chain.metrics(forward=False)  # the others run in the process that trains
         if group_filter is not None:
             verdicts = flow.group_verdicts(group_filter, rollout)
             verdict = flow.verdicts_by_group(group_filter, verdicts, [group] * len(rows))[group]

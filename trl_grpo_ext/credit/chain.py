@@ -5,10 +5,13 @@ shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ─�
 
 import copy
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import ConfigurationError
@@ -58,7 +61,7 @@ class HookChain:
         return self._run("on_rollout", advantages, rollout)
 
     def metrics(self, forward: bool | None = None) -> dict[str, float]:
-        """The hooks' own `metrics`, each under its hook's name; if said, of those with `on_forward`, or without."""
+        """The hooks' own `metrics`, each under its hook's name; `forward`: those with `on_forward`, or without."""
         return {
             f"advantage/{label}/{name}": value
             for label, hook in zip(self._names, self.hooks, strict=True)
@@ -127,12 +130,14 @@ class HookChain:
 
 
 def copy_to_try(hook: Any) -> Any:
-    """A hook with metrics and state of its own; what else it holds, such as a tokenizer, may be large and is shared."""
+    """A hook whose own containers and tensors are copies; the objects that it holds, which may be large, are shared."""
     tried = copy.copy(hook)
-    if tried is not hook:  # a function is its own copy
-        held = getattr(tried, "__dict__", {})
-        kinds = (dict, list, set, torch.Tensor)
-        held.update(copy.deepcopy({name: value for name, value in held.items() if isinstance(value, kinds)}))
+    held = {} if tried is hook else getattr(tried, "__dict__", {})  # a function is its own copy
+    of_module = ("_parameters", "_modules") if isinstance(hook, torch.nn.Module) else ()
+    for name, value in held.items():
+        if isinstance(value, dict | list | set | deque | np.ndarray | torch.Tensor) and name not in of_module:
+            with suppress(Exception):  # what cannot be copied, such as a lock, is shared
+                held[name] = copy.deepcopy(value)
     return tried
 
 

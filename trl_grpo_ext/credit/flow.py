@@ -308,11 +308,11 @@ def named(label: str, plugin: object, context: Any = None) -> Iterator[None]:
 
 
 def _undeclared(plugin: object, context: Any, line: str) -> str:
-    """A sentence on what is None in the context because nobody needs it; only on what the line reads, if it says so."""
+    """A sentence on what the line reads of the context that is None because nobody needs it."""
     known = (*NEEDS, "advantages") if implements(plugin, "keep") else NEEDS
     seen = {} if context is None else vars(context)
-    absent = [need for need in known if need not in Declaration.of(plugin).needs and seen.get(f"{need}_B_T", 0) is None]
-    absent = [need for need in absent if f"{need}_B_T" in line] or absent
+    read = [need for need in known if f"{need}_B_T" in line and need not in Declaration.of(plugin).needs]
+    absent = [need for need in read if seen.get(f"{need}_B_T", 0) is None]
     are = "is" if len(absent) == 1 else "are"
     fields = ", ".join(f"{need}_B_T" for need in absent)
     return f'. {fields} {are} None unless declared, as in needs=("{absent[0]}",).' if absent else ""

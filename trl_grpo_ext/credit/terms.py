@@ -46,8 +46,8 @@ def take_apart(
     """Take a scalar loss apart whose policy term is homogeneous of degree one in the advantages (Euler's identity).
 
     `weights_B_T` is the weight that the loss's own reduction gave each token, `kl_B_T` the KL penalty, which does not
-    depend on the advantages, and `has_rest` says whether there are parts that are no sum over tokens. To the terms are
-    added those of token losses, `further`, of which one may have `replaced` the policy's.
+    depend on the advantages, and `has_rest` says whether there are parts that are no sum over tokens. `further` are
+    the terms of token losses; `replaced` says that one of them takes the place of the policy's.
     """
     live_B_T = mask_B_T > 0
     terms_B_T = flow.split_loss(loss, advantages_B_T)

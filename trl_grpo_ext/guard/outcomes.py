@@ -3,6 +3,7 @@
 That is a number, None (the reward does not apply to this completion), or "raise" (the run stops and names it).
 """
 
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -156,12 +157,20 @@ def exception_text(error: BaseException) -> str:
 
 _OURS = Path(__file__).parents[1]
 _ROOMS = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
-_INSTALLED = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
+_STANDARD = str(Path(traceback.__file__).parent)
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def _passes_on(file: str) -> bool:
+    """Whether lines of this file stand only around a plugin's: ours, the standard library's, torch's."""
+    if any(part in file for part in _INSTALLED):
+        return f"{os.sep}torch{os.sep}" in file
+    return file.startswith((*_ROOMS, _STANDARD))
 
 
 def source_line(error: BaseException) -> str:
     """The deepest line of a plugin's own code, in brackets; empty if there is none."""
-    own = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_ROOMS)]
+    own = [one for one in traceback.extract_tb(error.__traceback__) if not _passes_on(one.filename)]
     theirs = [one for one in own if not any(part in one.filename for part in _INSTALLED)]
     if not own:
         return ""

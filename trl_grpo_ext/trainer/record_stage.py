@@ -42,7 +42,7 @@ class RecordStage:
         self._plugin_records = PluginRecords(self.manifest, trainer.args, settings.plugin_changes, facts.agreement)
         self.write_beside_weights = self._plugin_records.write_beside_weights
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
-        # A run without any plugin logs what TRL logs, and rewards without a value: they must not pass unseen.
+        # A run without plugins logs what TRL logs, and how many completions have no reward: it must not go unseen.
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
         self.records_tokens = settings.token_records > 0
         self._row_count = 0

@@ -260,7 +260,9 @@ def self_check(
     all_tokens = bool((mask_B_T > 0).all())
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
     label = f"The loss of {facts.trainer_name} (loss_type={settings.loss_type!r})"
-    remove = "Remove the plugins and compact_updates, or move your own term from _compute_loss to compute_loss."
+    remove = (
+        "Turn compact_updates off, and remove the plugins or move your own term from _compute_loss to compute_loss."
+    )
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
         leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()

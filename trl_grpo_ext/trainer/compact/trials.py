@@ -151,7 +151,7 @@ class Trials:
         return bool(self._spans) and all(map(shown, near))
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
-        """What is exact for these `rows`, the `spans` of all ranks that have live tokens, and if packing `fits` all."""
+        """What is exact for these `rows`. `spans`: of the ranks with live tokens; `fits`: all rows fit for packing."""
         if not spans:  # no token shows a difference; the next batch may have some
             return NOTHING
         tries_packing = fits and self._packing_is_untried
