@@ -8,12 +8,13 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import arguments, scripted_rollout, train, trl_metrics
-from tests.trainer.support import mixed
+from tests.trainer.support import mixed, on_top
 from trl_grpo_ext.errors import ConfigurationError, SelfCheckError, UpstreamError
 from trl_grpo_ext.trainer.own_loss import OwnLoss
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
+COMPACT: dict[str, Any] = {"compact_updates": "exact", "max_steps": 1}
 
 
 class Bypasses(GRPOTrainer):
@@ -55,31 +56,30 @@ def slowly(*given: Any) -> Any:
 @pytest.mark.parametrize(
     ("base", "settings", "error", "message"),
     [
-        (Bypasses, AGGREGATION, UpstreamError, "_compute_loss"),
-        (WithRegulariser, AGGREGATION, SelfCheckError, "its loss is"),
-        slowly(Copies, AGGREGATION, SelfCheckError, "advantages"),
-        slowly(Copies, FORWARD_HOOK, SelfCheckError, "advantages"),
-        slowly(OtherKL, {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
-        slowly(NoRewards, AGGREGATION, UpstreamError, "_calculate_rewards"),
+        (mixed(Bypasses), AGGREGATION, UpstreamError, "bypasses"),
+        slowly(on_top(Bypasses), FORWARD_HOOK, UpstreamError, "bypasses"),
+        (on_top(Bypasses), COMPACT, UpstreamError, "bypasses"),
+        (mixed(WithRegulariser), AGGREGATION, SelfCheckError, "its loss is"),
+        slowly(mixed(Copies), AGGREGATION, SelfCheckError, "advantages"),
+        slowly(mixed(Copies), FORWARD_HOOK, SelfCheckError, "advantages"),
+        slowly(mixed(OtherKL), {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
+        slowly(mixed(NoRewards), AGGREGATION, UpstreamError, "_calculate_rewards"),
     ],
 )
 def test_a_loss_or_batch_of_which_the_plugins_are_no_part(
     tiny_model: Path, tmp_path: Path, base: type, settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        train(tiny_model, tmp_path, mixed(base), **settings)
+        train(tiny_model, tmp_path, base, **settings)
 
 
-def test_compact_updates_check_what_trl_divides_by(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"compact_updates": "exact", "max_steps": 1}
+def test_compact_updates_check_trls_divisor(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="'later'"):
-        train(tiny_model, tmp_path, loss_type="later", **settings)
+        train(tiny_model, tmp_path, loss_type="later", **COMPACT)
     inherited = GRPOTrainer._compute_loss
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: 0.5 * inherited(self, model, inputs))
     with pytest.raises(SelfCheckError, match="weight of a token"):
-        train(tiny_model, tmp_path, **settings)
+        train(tiny_model, tmp_path, **COMPACT)
 
 
 @pytest.mark.slow

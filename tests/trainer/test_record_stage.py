@@ -43,7 +43,7 @@ class Trained(GRPOExtTrainer):
         for row, mask in enumerate(forward.mask_B_T):
             ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
             advantage = advantages_B_T[row][mask > 0].tolist()
-            logp = forward.policy.logps_B_T[row][mask > 0].tolist()
+            logp = forward.policy().logps_B_T[row][mask > 0].tolist()
             self.used.append({"step": self.state.global_step, "ids": ids, "advantage": advantage, "logp": logp})
 
 

@@ -49,7 +49,8 @@ class LossStage:
         # Compact updates move and scale rows by what TRL's reduction is known to be; a user's loss is compared with it.
         self._compares = self.reduction.takes_apart or (self.updates is not None and not self.own_loss.owners)
         # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
-        self._must_be_reached = self._acts or (self.plugins.change_advantages and not self.own_loss.owners)
+        hooks_need_it = self.plugins.change_advantages and not self.own_loss.owners
+        self._must_be_reached = self._acts or self._compares or hooks_need_it
         self._reached = 0  # losses that went through here
         self._unchecked = self._acts or self._compares
 
@@ -82,29 +83,35 @@ class LossStage:
             return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
-        with nullcontext() if self.updates is None else acting.small_head_tiles(self.facts.device):
+        tiles = nullcontext() if self.updates is None else acting.small_head_tiles(self.facts.device)
+        with tiles, self._not_bypassed():  # also by a class above ours, which need not call our `compute_loss`
             return self.records.time_step(functools.partial(inherited, *arguments, **keywords))
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        before = self._reached
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
         if idle and reading.backward_may_be_left_out(self.trainer):  # it would add zeros to all gradients
+            self._reached += 1
             return torch.zeros((), device=self.facts.device, requires_grad=True)
-        with acting.restore_after_trial(self.trainer) if idle else nullcontext():  # placeholders alone log nothing
-            loss = inherited(model, inputs, *arguments, **keywords)
+        logged = acting.restore_after_trial(self.trainer) if idle else nullcontext()  # placeholders alone log nothing
+        with logged, self._not_bypassed():
+            return inherited(model, inputs, *arguments, **keywords)
+
+    @contextmanager
+    def _not_bypassed(self) -> Iterator[None]:
+        before = self._reached
+        yield
         if self._must_be_reached and self._reached == before:
             what = f"compute_loss of {self.facts.trainer_name} (or a patch, as Unsloth's) bypasses TRL's _compute_loss"
             raise UpstreamError(f"{what}, and with it the plugins. Put GRPOExtMixin in front of it, or remove either.")
-        return loss
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
         is_trial = len(self._handlers) > 1
+        self._reached += not is_trial
         progress = reading.progress_of(self.trainer)
         if self._unchecked and self.own_loss.per_token and progress.training and not is_trial:
             self._check_terms(inherited, inputs, progress)
         if is_trial or not (self._acts or self.records.records_tokens):
-            self._reached += 1
             loss = inherited(model, inputs)
             return loss if is_trial else scaled_for_masked_groups(loss, inputs)
         settings = reading.loss_settings_of(self.trainer)
@@ -114,6 +121,8 @@ class LossStage:
         with torch.enable_grad():  # in evaluation too
             with replaced, self._handled_by(functools.partial(self._pass_in_loss, forward, model)):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
+            if self._acts:
+                forward.policy()  # which must be there
             values, metrics = self.token_losses.values(forward, progress)
             self.records.add_metrics(metrics)
             with_terms = (self.facts, values, self.token_losses.replaces)
@@ -150,7 +159,6 @@ class LossStage:
             result = inherited(model, *arguments, **keywords)
         if not trained or result[0].shape != forward.mask_B_T.shape:  # or a user's class has passed in other rows
             return result
-        self._reached += 1
         logps_B_T, entropies_B_T = result[:2]
         changes = self._apply_forward_hooks(forward, logps_B_T, entropies_B_T) if self._hooks_act else []
         forward.passes.append(PolicyPass(logps_B_T, entropies_B_T, changes))

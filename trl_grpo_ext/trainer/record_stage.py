@@ -122,7 +122,7 @@ class RecordStage:
         if (factor_B := inputs.get(BatchKeys.part_factor)) is not None and weights_B_T is not None:
             used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             weights_B_T = weights_B_T * factor_B.unsqueeze(1)
-        policy = forward.policy
+        policy = forward.policy()
         seen = {"weight": weights_B_T, "logp": policy.logps_B_T, "entropy": policy.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in policy.changes]

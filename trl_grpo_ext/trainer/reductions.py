@@ -44,10 +44,11 @@ class LossForward:
     keep_graph: bool = True
     passes: list[PolicyPass] = field(default_factory=list)
 
-    @property
     def policy(self) -> PolicyPass:
+        """The pass that is trained; raises if there was none."""
         if not self.passes:
-            raise UpstreamError("_compute_loss of a base class does not call _get_per_token_logps_and_entropies.")
+            what = "_compute_loss of a base class asks _get_per_token_logps_and_entropies for no pass of the policy"
+            raise UpstreamError(f"{what} with a gradient over all rows of its batch, as plugins need.")
         return self.passes[-1]
 
     def context(
@@ -120,7 +121,7 @@ class Computed:
     def _kl_penalty(self) -> torch.Tensor:
         """TRL's KL penalty of each token: it does not depend on the advantages, but follows the same weights."""
         inputs = self.forward.inputs
-        logps_B_T = self.forward.policy.logps_B_T
+        logps_B_T = self.forward.policy().logps_B_T
         ratio_B_T = None
         if self.settings.bias_correction_kl:
             old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())

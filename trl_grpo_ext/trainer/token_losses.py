@@ -83,7 +83,7 @@ class TokenLosses:
 
     def _terms(self, number: int, forward: LossForward, progress: Progress) -> LossTerms:
         inputs = forward.inputs
-        policy = forward.policy
+        policy = forward.policy()
         assert policy.entropies_B_T is not None  # they are asked for
         advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), forward.mask_B_T)
         factor_B = inputs.get(BatchKeys.part_factor)
