@@ -1,6 +1,7 @@
 """Somebody's subclass with a loss of its own: a term beside TRL's, or another loss in its place."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,10 @@ class DecayedInside(GRPOTrainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "base"), [(each, "compute_loss") for each in (mixed, on_top)] + [(on_top, "_compute_loss")]
-)
+@pytest.mark.parametrize(("make", "at"), [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")])
 @pytest.mark.parametrize("hook", [Falling, FallingForward])
-def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
-    trainer_class = make(theirs("Decayed") if base == "compute_loss" else DecayedInside)
+def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, at: str, hook: Any) -> None:
+    trainer_class = make(theirs("Decayed") if at == "compute_loss" else DecayedInside)
     settings: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1, "loss_type": "grpo"}
     run = train(tiny_model, tmp_path, trainer_class, hooks=[hook()], **settings)
     rows = rows_of(tiny_model)
@@ -101,8 +100,7 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
 @pytest.mark.parametrize("batch", [8, 4])
 def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": batch}
-    hooks = [Doubled(), DoubledForward()]
-    run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=hooks, **settings)
+    run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=[Doubled(), DoubledForward()], **settings)
     rows = rows_of(tiny_model, batch // 4)
     advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
     assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
@@ -141,7 +139,7 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
 
 
 class Taught(GRPOTrainer):
-    """Asks a teacher and the policy, before TRL's loss and after it; `weight` is that of a term towards the teacher."""
+    """Asks a teacher and the policy, also after other prompts; `weight` is that of a term towards the teacher."""
 
     weight = 0.0
 
@@ -150,14 +148,16 @@ class Taught(GRPOTrainer):
             self.teacher = copy.deepcopy(self.model).requires_grad_(False)
             self.teacher.lm_head.weight.mul_(0.5)
 
-        def ask(asked: Any) -> Any:
-            given = (*whole_rows(inputs), inputs["completion_ids"].size(1))
+        def ask(asked: Any, **other: Any) -> Any:
+            given = (*whole_rows({**inputs, **other}), inputs["completion_ids"].size(1))
             return self._get_per_token_logps_and_entropies(asked, *given)[0]
 
-        with torch.no_grad():
-            ask(model)
-        gap = ask(self.teacher) - ask(model)
-        loss = super()._compute_loss(model, inputs)
+        torch.no_grad()(ask)(model)
+        ask(model, prompt_ids=inputs["prompt_ids"].clamp(max=5))
+        gap = ask(functools.partial(self.teacher)) - ask(lambda **given: model(**given))
+        cast = torch.nn.Module()
+        cast.wrapped, cast.forward = model, model.forward
+        loss = super()._compute_loss(cast, inputs)
         ask(self.teacher)
         return loss + self.weight * gap.square().mean() if self.weight else loss
 

@@ -63,6 +63,12 @@ def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
+def same_tokens(ids: torch.Tensor, mask: torch.Tensor, others: torch.Tensor, others_mask: torch.Tensor) -> bool:
+    """Whether rows have the same tokens, wherever their padding is."""
+    live, other = mask != 0, others_mask != 0
+    return torch.equal(live.sum(1), other.sum(1)) and torch.equal(ids[live], others[other])
+
+
 def two_rows_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """A micro-batch for trials; its row twice if it has only one, since with one there is nothing to mix up."""
     batch = dict(inputs)

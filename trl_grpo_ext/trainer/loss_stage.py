@@ -14,8 +14,8 @@ import torch
 from ..credit import flow
 from ..errors import ConfigurationError, UpstreamError
 from ..types import StepTotals, Totals
-from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
-from .compact.packed import same_model
+from .batch import BatchKeys, counting_mask, same_tokens, scaled_for_masked_groups
+from .compact.packed import runs_policy
 from .compact.updates import CompactUpdates
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
@@ -117,9 +117,10 @@ class LossStage:
         settings = reading.loss_settings_of(self.trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
+        handler = functools.partial(self._pass_in_loss, forward, _OfPolicy(self.trainer, model, forward.inputs))
         replaced = acting.without_policy_metrics(self.trainer) if self.token_losses.replaces else nullcontext()
         with torch.enable_grad():  # in evaluation too
-            with replaced, self._handled_by(functools.partial(self._pass_in_loss, forward, model)):
+            with replaced, self._handled_by(handler):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
             if self._acts:
                 forward.policy()  # which must be there
@@ -148,16 +149,17 @@ class LossStage:
             self._handlers.pop()
 
     def _pass_in_loss(
-        self, forward: LossForward, policy: Any, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
+        self, forward: LossForward, of_policy: Any, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
     ) -> Any:
         """A forward pass inside a loss. TRL reads the advantages after the policy's, so they can still change there."""
-        trained = not forward.passes and _trains(policy, model)
+        may_train = not forward.passes and of_policy.may_train(model)
         by_place = contract.LOGPS_ARGUMENTS[: len(arguments)]
-        if trained and (self._hooks_act or self.token_losses) and "compute_entropy" not in by_place:
+        if may_train and (self._hooks_act or self.token_losses) and "compute_entropy" not in by_place:
             keywords["compute_entropy"] = True  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph and torch.is_grad_enabled()):
             result = inherited(model, *arguments, **keywords)
-        if not trained or result[0].shape != forward.mask_B_T.shape:  # or a user's class has passed in other rows
+        trained = may_train and (result[0].requires_grad or not forward.keep_graph)
+        if not trained or not of_policy.scores(arguments, keywords):
             return result
         logps_B_T, entropies_B_T = result[:2]
         changes = self._apply_forward_hooks(forward, logps_B_T, entropies_B_T) if self._hooks_act else []
@@ -195,13 +197,15 @@ class LossStage:
         """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> Any:
-            policy = self.trainer.model
+            of_policy = _OfPolicy(self.trainer, self.trainer.model, batch)
 
             def handler(inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-                return forward_pass() if _trains(policy, model) else inherited(model, *arguments, **keywords)
+                if of_policy.may_train(model) and of_policy.scores(arguments, keywords):
+                    return forward_pass()
+                return inherited(model, *arguments, **keywords)
 
             with self._handled_by(handler):
-                return loss(policy, batch)
+                return loss(self.trainer.model, batch)
 
         return of
 
@@ -228,6 +232,40 @@ class LossStage:
             micro_batch[BatchKeys.totals] = replace(totals, step=step)
 
 
-def _trains(policy: Any, model: Any) -> bool:
-    """Whether a pass inside a loss trains the policy. A user's class may also ask a teacher, or the adapter's base."""
-    return torch.is_grad_enabled() and same_model(policy, model)
+class _OfPolicy:
+    """Knows the pass of a loss that trains the policy on its batch among others that a user's class may ask for.
+
+    Those are of a teacher, of the adapter's base, or of the policy over other rows or after other prompts.
+    """
+
+    def __init__(self, trainer: Any, policy: Any, batch: Mapping[str, Any]) -> None:
+        self._own = trainer.model
+        self._policy = policy  # as the loss got it
+        self._batch = batch
+        self._adapter = reading.adapter_in_use(self._own)
+
+    def may_train(self, model: Any) -> bool:
+        if not torch.is_grad_enabled() or not (model is self._policy or runs_policy(model, self._own)):
+            return False
+        return bool(self._adapter == reading.adapter_in_use(self._own))
+
+    def scores(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+        """Whether a pass with these arguments scores the batch's completions after its prompts, padded as they may be.
+
+        What a class makes of a completion's mask is its own affair.
+        """
+        batch = self._batch
+        given = {**dict(zip(contract.LOGPS_ARGUMENTS, arguments, strict=False)), **keywords}
+        ids = given["input_ids"].to(batch["completion_ids"].device)
+        rows, keep = batch["completion_ids"].shape
+        if len(ids) != rows or given["logits_to_keep"] != keep:
+            return False
+        start = ids.size(1) - keep
+        mask = given["attention_mask"][:, :start].to(ids.device)
+        counts = batch["completion_mask"]
+        seen, own = (entries.get("pixel_values") for entries in (given, batch))
+        return (
+            same_tokens(ids[:, :start], mask, batch["prompt_ids"], batch["prompt_mask"])
+            and same_tokens(ids[:, start:], counts, batch["completion_ids"], counts)
+            and (seen is own or (seen is not None and own is not None and torch.equal(seen, own)))
+        )

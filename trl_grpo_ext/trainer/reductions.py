@@ -48,7 +48,7 @@ class LossForward:
         """The pass that is trained; raises if there was none."""
         if not self.passes:
             what = "_compute_loss of a base class asks _get_per_token_logps_and_entropies for no pass of the policy"
-            raise UpstreamError(f"{what} with a gradient over all rows of its batch, as plugins need.")
+            raise UpstreamError(f"{what} with a gradient that scores the batch's completions after its prompts.")
         return self.passes[-1]
 
     def context(

@@ -5,6 +5,7 @@ TRL's method gets the tokens that are scored; hooks on the backbone put in the p
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
@@ -219,6 +220,15 @@ def backbone_of(model: Any) -> torch.nn.Module:
 def same_model(one: Any, other: Any) -> bool:
     """Whether two are one model, each wrapped or adapted or not."""
     return one is other or backbone_of(one) is backbone_of(other)
+
+
+def runs_policy(model: Any, policy: Any) -> bool:
+    """Whether what TRL may call as a model is the policy, or runs it: as a part, or inside a function."""
+    inner = model.func if isinstance(model, functools.partial) else model
+    if not isinstance(inner, torch.nn.Module):
+        return True  # as far as can be seen
+    backbone = backbone_of(policy)
+    return any(module is backbone for module in inner.modules())
 
 
 def image_token_of(model: Any) -> int | None:

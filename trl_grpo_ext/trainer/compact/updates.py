@@ -150,8 +150,10 @@ class CompactUpdates:
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         packing = self.packing
-        inferring = not (torch.is_grad_enabled() and same_model(model, self.policy()[1]))
         as_before = functools.partial(method, model, *arguments, **keywords)
+        if not isinstance(model, torch.nn.Module):  # a user's function, which has no backbone to be seen
+            return as_before()
+        inferring = not (torch.is_grad_enabled() and same_model(model, self.policy()[1]))
         if packing is None and not inferring:
             return as_before()
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -226,3 +227,11 @@ def closes_step(trainer: Any) -> bool:
 
 def images_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {key: batch[key] for key in contract.MULTIMODAL_KEYS if batch.get(key) is not None}
+
+
+def adapter_in_use(model: Any) -> Any:
+    """What stands for the adapters that a model runs with; None without any."""
+    if not is_peft_model(model):
+        return None
+    layer = next((module for module in model.modules() if isinstance(module, BaseTunerLayer)), None)
+    return None if layer is None else (layer.disable_adapters, [*layer.active_adapters])
