@@ -521,8 +521,9 @@ class HookDeclaration(Declaration):
     # shapers, and of all hooks if its filter reads advantages; compact updates then move rows.
     independent: bool = False
     # Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after the
-    # forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
-    # advantage but not at its size. A forward hook with it acts after the other forward hooks.
+    # forward stage. To find them before forward hooks it also runs on advantages of 1 and of -1, so it may look at the
+    # sign of an advantage but not at its size, nor draw random numbers (with any hooks beside it, so that what is
+    # accepted does not hang on them). A forward hook with it acts after the other forward hooks.
     last: bool = False
     # What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a teacher,
     # entropies), and no side effect, such as a KL penalty's. Such groups then have signal where they have an
@@ -654,7 +655,7 @@ def role_of(hook: Any, subject: str | None = None) -> str:
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
     elif declared.last and role == "transform" and not declared.deterministic:
-        problem = "declares last and deterministic=False: a mask is tried again and must do the same. Leave out `last`"
+        problem = "declares last and deterministic=False: a mask must do the same if tried again. Leave out `last`"
     elif declared.changes_weights and role != "shaper":
         problem = f"declares changes_weights and the role {role!r}: that is for shapers"
     else:
