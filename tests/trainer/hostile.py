@@ -177,7 +177,7 @@ def empties_and_raises(prompts: list[str], completions: list[str], **columns: An
 LIMIT = 1.0
 LATE = ("RewardError", f"did not finish within {LIMIT:g} s")
 REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
-    "raises_at_a_row": (raises_at_one_row, (RUN, "ZeroDivisionError: float division by zero (at row 2 of 4, whose ")),
+    "raises_at_a_row": (raises_at_one_row, (RUN, "for completion in completions]) (at row 2 of 4, whose ")),
     "raises_everywhere": (lambda **columns: columns["difficulty"], (RUN, "no single one of the 4 completions")),
     "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
