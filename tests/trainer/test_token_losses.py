@@ -20,7 +20,7 @@ from trl_grpo_ext.types import LossTerms, Rollout, TokenLossDeclaration
 COMMON: dict[str, Any] = {"max_steps": 4, "num_iterations": 2, "learning_rate": 0.5}
 CUT: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
 
-ROUNDING = 5e-5
+ROUNDING = 1e-5
 """Sums in another order differ by 8e-8 at the first step in float32 weights, and the next step magnifies that."""
 
 
@@ -70,7 +70,7 @@ CATALOGUE: list[Any] = [
 @pytest.mark.parametrize("losses", CATALOGUE, ids=lambda losses: str(losses[0]))
 @pytest.mark.parametrize("reduced", ["dapo", "grpo", "seq_mean_token_mean"])
 def test_token_loss_under_every_cut(tiny_model: Path, tmp_path: Path, losses: list[Any], reduced: str) -> None:
-    settings = {"reward_funcs": flat("a"), "max_steps": 2}
+    settings = {"reward_funcs": flat("a"), "max_steps": 2, "dtype": "float64"}
     settings |= {"loss_aggregation": reduced} if "mean" in reduced else {"loss_type": reduced}
     whole = trained(tiny_model, tmp_path / "whole", losses, **settings)
     plain = trained(tiny_model, tmp_path / "plain", [], **settings)
